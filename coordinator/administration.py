@@ -36,6 +36,7 @@ from coordinator.studies.lifecycle import Start, Stop
 from coordinator.studies.renewal import renewed
 from coordinator.studies.state import ENDED, Phase
 from coordinator.studies.study import Study, archived_studies
+from coordinator.summaries.commands import Summaries
 from coordinator.updates.ledgers import newest_head
 from coordinator.updates.receipts import copy_of
 from fl_algorithms.study import ResolvedStudy
@@ -70,6 +71,7 @@ class Administration:
         self._context = context
         self._engine = context.engine
         self._store = context.store
+        self._summaries = Summaries(context.store, context.wall_clock)
         self._after_revoke = after_revoke
         self._undecided = undecided
 
@@ -122,6 +124,14 @@ class Administration:
                 return self.status(request.study)
             case requests.ShowFits():
                 return self.fits(request.study)
+            case requests.CreateSummary():
+                return self._summaries.create(request.document)
+            case requests.ListSummaries():
+                return self._summaries.list()
+            case requests.ShowSummary():
+                return self._summaries.show(request.name)
+            case requests.CloseSummary():
+                return self._summaries.close(request.name)
             case requests.ShowReport():
                 return self.report(request.study)
             case requests.FollowStudy():

@@ -173,6 +173,37 @@ class ShowFits(StudyRequest):
     command: Literal["fit"] = "fit"
 
 
+class SummaryRequest(Request):
+    """A request about one summary request, by its name."""
+
+    name: str
+
+
+class CreateSummary(Request):
+    """Offer a summary request to its sites. ``document``: as ``wardround.records.summaries.request`` writes it."""
+
+    command: Literal["summary_create"] = "summary_create"
+    document: dict[str, JsonValue]
+
+
+class ListSummaries(Request):
+    """List all summary requests."""
+
+    command: Literal["summary_list"] = "summary_list"
+
+
+class ShowSummary(SummaryRequest):
+    """What the sites told for a summary request, each and together."""
+
+    command: Literal["summary_show"] = "summary_show"
+
+
+class CloseSummary(SummaryRequest):
+    """Offer a summary request no longer."""
+
+    command: Literal["summary_close"] = "summary_close"
+
+
 class ShowReport(StudyRequest):
     """The full report of a study."""
 
@@ -190,7 +221,7 @@ _KINDS: dict[object, type[Request]] = {
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
         CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus, ShowFits, ShowReport,
-        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot,
+        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CreateSummary, ListSummaries, ShowSummary, CloseSummary,
     )
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, C
 from coordinator.connections import Connections, room
 from coordinator.context import Context
 from coordinator.members.authority import DAY_S, Authority, Lifetimes, Signing
-from coordinator.servicers import EnrolmentServicer, FederationServicer
+from coordinator.servicers import EnrolmentServicer, FederationServicer, SummariesServicer
 from coordinator.state_directory import State, split_address
 from coordinator.updates.decide import Uploads
 from wardround import rpc
@@ -171,9 +171,10 @@ class Coordinator:
         federation = FederationServicer(
             authenticator, context.engine, self.uploads, context.store, context.blobs, context.instances
         )
-        self._server.add_generic_rpc_handlers(
-            (handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", federation))
-        )
+        self._server.add_generic_rpc_handlers((
+            handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", federation),
+            handlers("wardround.v1.Summaries", SummariesServicer(authenticator, context.store)),
+        ))  # fmt: skip
 
     def _warn_of_certificate_fork(self, site: str) -> None:
         since = self.context.certificate_status.certificate_fork_since(site)

@@ -27,6 +27,7 @@ from coordinator.studies.lifecycle import Expected
 from coordinator.studies.state import ENDED
 from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
+from coordinator.summaries import keeping
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
@@ -37,13 +38,23 @@ from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
 from wardround.records.messages import envelope_from, envelope_message, manifest_message, manifest_most_bytes
+from wardround.records.summaries.figures import SiteFigures
 from wardround.records.update import LedgerStatement, UploadHeader, upload_id_from
+from wardround.signing import canonical
 from wardround.tensors.files import TensorFile, ViewFile
-from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
+from wardround.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    federation_pb2_grpc,
+    summaries_pb2,
+    summaries_pb2_grpc,
+    tensors_pb2,
+)
 from wardround.v1 import federation_pb2 as pb
 
 MAX_SMALL = 4096  # bytes of a signing request
 MAX_PAGE = 48 * 1024  # bytes of a page of ledger lines
+MAX_SUMMARY = 64 * 1024  # bytes of a site's figures
 MAX_OPENING = 128 * 1024  # bytes of an upload's opening beside its manifest
 OFFERED_S = 1.0  # how often a download checks that its model is still offered
 STRANGE_TENSORS = 1000  # in an opening of a study that does not list the site
@@ -301,6 +312,32 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if study is None or peer.site not in study.rules.sites:
             raise BadData(f"no study `{name[:64]}` lists site `{peer.site}`", code="STUDY_UNKNOWN")
         return study
+
+
+class SummariesServicer(summaries_pb2_grpc.SummariesServicer):
+    """Summary requests to the sites, and their figures back."""
+
+    def __init__(self, authenticator: Authenticator, records: Store) -> None:
+        self.authenticator = authenticator
+        self._records = records
+
+    @permitted("site", summaries_pb2.SummaryRequestsRequest)
+    def SummaryRequests(  # noqa: N802
+        self, peer: Peer, request: summaries_pb2.SummaryRequestsRequest, call: Call
+    ) -> summaries_pb2.SummaryRequestsReply:
+        rpc.refuse_other_version(request.agent_version[:40], "agent")
+        with self._records.read() as session:
+            offered = keeping.open_for(session, peer.site)
+        return summaries_pb2.SummaryRequestsReply(documents=[canonical.dumps(one.document()) for one in offered])
+
+    @permitted("site", summaries_pb2.SiteSummary, most=MAX_SUMMARY)
+    def TellSummary(  # noqa: N802
+        self, peer: Peer, request: summaries_pb2.SiteSummary, call: Call
+    ) -> summaries_pb2.TellSummaryReply:
+        figures = SiteFigures.from_message(request)
+        with self._records.write() as session:
+            keeping.note(session, peer.site, figures, int(time.time()))
+        return summaries_pb2.TellSummaryReply()
 
 
 def _instance(request: pb.StudiesRequest | pb.WatchRequest) -> str:

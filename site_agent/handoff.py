@@ -45,6 +45,7 @@ READING_REQUESTS = (
     records.Inspect,
     records.Check,
     records.Examine,
+    records.Summarize,
     records.DraftMapping,
     records.HashFiles,
     records.Predict,

@@ -28,19 +28,20 @@ HEAD, RECEIPT, COPY, BUNDLE = (
 NEWEST_HEADS = 1000  # an older head's own signature is not checked: every newer one covers it
 LARGEST_BUNDLE = 2**30  # bytes
 DEPTH = 64  # levels of lists and objects
-SEGMENT = re.compile("[0-9]+[.]jsonl")
-EMPTY = "0" * 64
+SEGMENT, EMPTY = re.compile("[0-9]+[.]jsonl"), "0" * 64
 
 UPLOAD = "upload_id study revision round attempt manifest_sha256 payload_bytes"
 RESEND = "study revision round attempt payload_bytes"
 UPDATE = (
     "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
 )
+SUMMARY = "request request_sha256 destination min_count digits rows columns"
+LEFT = {"upload": ("update", UPDATE), "summary": ("summary_sha256", SUMMARY)}  # a digest, and what it is over
 FIELDS_OF = {
     "genesis": "ledger_id", "identity": "receipt_key", "session": "event", "policy": "event", "consent": "event study",
     "declare": "study standing", "control": "bytes", "upload": UPLOAD + " tensors metrics", "left": "", "recovered": "",
-    "resend": RESEND + " upload_id try",
-    "receipt": "upload_id envelope", **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
+    "resend": RESEND + " upload_id try", "receipt": "upload_id envelope", "summary": SUMMARY + " summary_sha256",
+    **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
 }  # fmt: skip
 
 
@@ -50,15 +51,15 @@ def forms(text="", count="", digest="", **others):
 
 
 TENSOR = forms("bundle name dtype encoding", "bytes", "sha256", shape=["count"])
-CITED = forms("ledger_id", "lines", "head")
-ENVELOPE = forms("payload_type payload keyid signature")
+CITED, ENVELOPE = forms("ledger_id", "lines", "head"), forms("payload_type payload keyid signature")
 FORM_OF = forms(
-    "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind",
-    "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent left_out"
-    " estimate_s",
-    "prev manifest_sha256 ledger_key receipt_key update", by=forms("name", "uid"), tensors=[TENSOR], continues=CITED,
-    metrics=[forms("name value")], methods=[forms("method", "count bytes")], envelope=ENVELOPE,
-    plugins=[forms("name version")],
+    "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind "
+    "request",
+    "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent left_out "
+    "min_count digits rows estimate_s",
+    "prev manifest_sha256 ledger_key receipt_key update request_sha256 summary_sha256", by=forms("name", "uid"),
+    tensors=[TENSOR], continues=CITED, columns=[forms("column", "values missing")], envelope=ENVELOPE, sources=["text"],
+    metrics=[forms("name value")], methods=[forms("method", "count bytes")], plugins=[forms("name version")],
 )  # fmt: skip
 RECEIPT_FORM = forms(
     "receipt_id federation site study upload_id manifest_sha256 decision code tensor time ledger_key",
@@ -221,6 +222,11 @@ class Ledger:
         return number - 1 if number > 1 and after(named, self.lines[number - 1]) == wanted else number
 
     def take(self, number, kind, record):
+        name, fields = LEFT.get(kind, (None, ""))
+        if name in record:
+            told = written({one: record[one] for one in fields.split()})
+            if hashlib.sha256(told).hexdigest() != record[name]:
+                raise ValueError(f"another `{name}` digest than what it says left")
         if kind == "genesis":
             self.id, self.key, self.cited = record["ledger_id"], record.get("ledger_key"), record.get("continues")
         elif kind == "identity":
@@ -232,10 +238,6 @@ class Ledger:
                 raise ValueError("its tensors do not give its manifest's digest")
             if sum(row["bytes"] for row in manifest) != record["payload_bytes"] or record["upload_id"] in self.uploads:
                 raise ValueError("its tensors do not add up to its bytes, or it repeats an upload")
-            if "update" in record:
-                told = written({name: record[name] for name in UPDATE.split()})
-                if hashlib.sha256(told).hexdigest() != record["update"]:
-                    raise ValueError("another `update` digest than what it says left")
             self.uploads[record["upload_id"]] = self.open[record["upload_id"]] = record | {"try": 1}
         elif kind == "resend":
             upload = self.open[record["upload_id"]]
@@ -276,7 +278,6 @@ class Ledger:
         """How many lines the last signed head covers."""
         signed, last = 0, len(self.lines)
         for number, line in enumerate(self.signatures):
-            bad = min(signed + 1, last)
             try:
                 head = signed_value(canonical(line), HEAD, self.key, old=number < len(self.signatures) - NEWEST_HEADS)
                 if len(head) != 3 or not head["lines"] > signed:
@@ -287,7 +288,7 @@ class Ledger:
                     raise ValueError("it is not of these lines")
                 signed = head["lines"]
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise Tampered(f"or later is not under its signed head: {error}", bad, self.name) from None
+                raise Tampered(f"or later is not under its head: {error}", min(signed + 1, last), self.name) from None
         return signed
 
 
@@ -432,8 +433,7 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
         files = read_bundle(place) if bundle else {}
         files_of = (lambda one: archive_files(files, one)) if bundle else lambda one: folder_files(place.parent / one)
         ledgers, missing = read_ledgers("ledger" if bundle else place.name, files_of)
-        newest = ledgers[0]
-        whose = pin(ledgers, key, receipt_key)
+        newest, whose = ledgers[0], pin(ledgers, key, receipt_key)
         if bundle:
             check_manifest(files, newest)
         copies = [(files["receipts.jsonl"], receipt_key is not None)] if "receipts.jsonl" in files else []

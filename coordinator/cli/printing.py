@@ -1,5 +1,6 @@
 """A study's status and report as text on stdout, and tables."""
 
+import sys
 from collections.abc import Sequence
 
 from coordinator.answers import AttemptReport, SiteFit, StudyFits, StudyReport, StudyStatus
@@ -71,16 +72,20 @@ def print_report(report: StudyReport) -> None:
     print_table(("round", "outcome", "contributed", "did not", "seconds"), [_attempt(row) for row in report.attempts])
 
 
-def print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """A table on stdout."""
+def print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: int | None = None) -> None:
+    """A table on stdout; ``width``: how wide it may be where nobody looks at a terminal."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     table = Table(*heads, box=box.SIMPLE_HEAD)
+    for column in table.columns:
+        column.overflow = "fold"
     for row in rows:
         table.add_row(*row)
-    Console(markup=False, highlight=False, emoji=False, soft_wrap=True).print(table)
+    Console(
+        width=None if sys.stdout.isatty() else width, markup=False, highlight=False, emoji=False, soft_wrap=True
+    ).print(table)
 
 
 def _attempt(row: AttemptReport) -> tuple[str, ...]:

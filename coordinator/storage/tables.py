@@ -171,6 +171,29 @@ class Fit(Base):
     said_s: Mapped[int] = mapped_column(BigInteger)
 
 
+class SummaryRequest(Base):
+    """What an operator asks the sites of their tables' columns."""
+
+    __tablename__ = "summary_requests"
+
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    document: Mapped[str] = mapped_column(Text)
+    created_s: Mapped[int] = mapped_column(BigInteger)
+    open: Mapped[bool]
+
+
+class SiteSummary(Base):
+    """The newest figures of a site for a summary request, as JSON."""
+
+    __tablename__ = "site_summaries"
+
+    request: Mapped[str] = mapped_column(String(64), ForeignKey("summary_requests.name"), primary_key=True)
+    site: Mapped[str] = mapped_column(String(64), primary_key=True)
+    figures: Mapped[str] = mapped_column(Text)
+    said_s: Mapped[int] = mapped_column(BigInteger)
+
+
 class LedgerHead(Base):
     """A head of a site's ledger. Of those that no receipt names only the newest is kept."""
 

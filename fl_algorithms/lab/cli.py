@@ -13,6 +13,7 @@ from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
 from fl_algorithms.lab.cli_export import export
 from fl_algorithms.lab.cli_partition import partition
+from fl_algorithms.lab.cli_schema import schema
 from fl_algorithms.lab.cli_tune import tune
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 app = application("fl-lab", "Run a federated study in one process: the same methods, the same arithmetic, no network.")
 app.add_typer(data_app, name="data")
 app.command()(partition)
+app.command()(schema)
 app.command()(tune)
 app.command()(export)
 

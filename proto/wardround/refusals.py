@@ -93,6 +93,14 @@ MEANINGS: dict[str, Meaning] = {
     "LEDGER_ROLLBACK": Meaning("the coordinator has seen a longer ledger of this site", _RESTORED),
     "LEDGER_FORK": Meaning("the coordinator has seen another ledger of this site", _RESTORED),
     "LEDGER_SIGNATURE": Meaning("the coordinator does not know the key that signs this site's ledger", _ASK),
+    "SUMMARY_UNKNOWN": Meaning(
+        "the coordinator has no open summary request of that name for this site",
+        "`site-agent data summaries` lists them",
+    ),
+    "SUMMARY_CHANGED": Meaning(
+        "the summary request is another at the coordinator now", "look at it again: `site-agent data summary`"
+    ),
+    "SUMMARY_INVALID": Meaning("the coordinator does not take the figures in this form", _VERSIONS),
     "TOO_BUSY": Meaning("the coordinator is busy"),
     "NOT_RECEIVED": Meaning("the coordinator does not know the upload"),
 }

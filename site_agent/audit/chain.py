@@ -4,8 +4,9 @@ One pass over the lines; the first fault ends it. For each line, in this order:
 
     1. it is canonical JSON, a record, its known fields have their form, it is numbered densely from 0
     2. it names the head before it; of two lines that disagree, the one that does not lead to the next is the bad one
-    3. an upload's tensors give its manifest digest and its bytes, its facts the digest that a person releases, and its
-       id is new; what is sent again is an upload before it without a receipt, and its tries are counted from 2
+    3. a summary's figures give its digest; an upload's tensors give its manifest digest and its bytes, its facts the
+       digest that a person releases, and its id is new; what is sent again is an upload before it without a receipt,
+       and its tries are counted from 2
     4. a receipt may stand there (``wardround.records.receipts``): the writer of a ledger asks the same before it
        appends one
 
@@ -34,6 +35,7 @@ from wardround.records.ledger.entries import (
     UnknownEntry,
     UploadEntry,
 )
+from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import (
     ACCEPTED,
     EMPTY_HEAD,
@@ -83,7 +85,7 @@ class Account:
         self.receipts: list[str] = []  # SHA-256 of the payload of each accepted or refused receipt
         self.verified: dict[str, tuple[str, Receipt]] = {}  # by SHA-256 of its envelope: that of its payload, and it
         self.decisions = dict.fromkeys((ACCEPTED, REFUSED, NOT_RECEIVED), 0)
-        self.uploads = self.bytes = self.resends = self.resent_bytes = self.signed = 0
+        self.uploads = self.bytes = self.resends = self.resent_bytes = self.summaries = self.signed = 0
         self.torn = False
         self.key_named = False  # by a receipt
         self.unknown: set[str] = set()  # types of records that a later version writes
@@ -145,6 +147,10 @@ class Account:
                 self._resend(entry)
             case ReceiptEntry():
                 self._receipt(entry)
+            case SummaryEntry():
+                if digest(entry.left()) != entry.summary_sha256:
+                    raise BadData("what it says left does not give its `summary_sha256`")
+                self.summaries += 1
             case UnknownEntry():
                 self.unknown.add(entry.unknown_type)
 

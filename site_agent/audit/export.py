@@ -10,6 +10,7 @@ from dataclasses import asdict
 from site_agent.audit.show import words
 from wardround import __version__
 from wardround.local.outputs import inert
+from wardround.records.ledger.base import Person
 from wardround.records.ledger.entries import (
     ConsentEntry,
     DeclareEntry,
@@ -17,13 +18,13 @@ from wardround.records.ledger.entries import (
     HoldEntry,
     IdentityEntry,
     LeftEntry,
-    Person,
     ReceiptEntry,
     ResendEntry,
     SessionEntry,
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
+from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import REFUSED
 
 COLUMNS = (
@@ -34,8 +35,8 @@ OCSF_VERSION = "1.3.0"
 API_ACTIVITY, CREATE, READ, UPDATE, DELETE, OTHER = 6003, 1, 2, 3, 4, 99
 SUCCESS, FAILURE = 1, 2
 ACTIVITIES = {
-    "upload": CREATE, "resend": CREATE, "consent": UPDATE, "policy": UPDATE, "released": UPDATE, "rejected": UPDATE,
-    "left": DELETE,
+    "upload": CREATE, "resend": CREATE, "summary": CREATE, "consent": UPDATE, "policy": UPDATE, "released": UPDATE,
+    "rejected": UPDATE, "left": DELETE,
 }  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def _event(line: Line, site: str) -> dict[str, object]:
 
 
 def _by(entry: Entry) -> Person | None:
-    return entry.by if isinstance(entry, ConsentEntry | HoldEntry | LeftEntry) else None
+    return entry.by if isinstance(entry, ConsentEntry | HoldEntry | LeftEntry | SummaryEntry) else None
 
 
 def _code(entry: Entry) -> str:
@@ -132,8 +133,8 @@ def _upload_id(entry: Entry) -> str:
 
 
 def _destination(entry: Entry) -> str:
-    """Where it went: an update to the coordinator that the line names, a connection to its address."""
-    if isinstance(entry, UploadEntry):
+    """Where it went: an update or a summary to the coordinator that the line names, a connection to its address."""
+    if isinstance(entry, UploadEntry | SummaryEntry):
         return entry.destination or ""
     return (entry.peer or "") if isinstance(entry, SessionEntry) else ""
 

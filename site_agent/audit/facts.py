@@ -11,6 +11,7 @@ from itertools import chain
 
 from site_agent.audit.files import LedgerFiles
 from site_agent.audit.form import lines as lines_of
+from site_agent.audit.summaries import SummaryFacts, facts_of_summary
 from site_agent.state.directory import exposed, tensor_rows
 from wardround.errors import BadData
 from wardround.records.ledger.entries import (
@@ -26,6 +27,7 @@ from wardround.records.ledger.entries import (
     TensorRow,
     UploadEntry,
 )
+from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import NOT_RECEIVED, Receipt
 from wardround.signing import canonical
 from wardround.terminal import escaped
@@ -105,6 +107,7 @@ class LedgerFacts:
     last_time: str
     control_bytes: int
     studies: tuple[StudyFacts, ...]
+    summaries: tuple[SummaryFacts, ...] = ()
 
 
 Stopped = BlockedEntry | HeldEntry | ReleasedEntry | RejectedEntry
@@ -130,6 +133,7 @@ def facts_of(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes]) -> L
     studies: dict[str, _Study] = defaultdict(_Study)
     receipts: dict[str, Receipt] = {}
     identity: IdentityEntry | None = None
+    summaries: list[SummaryFacts] = []
     control = 0
     first = last = ""
     for line in chain.from_iterable(map(lines_of, ledgers)):
@@ -145,6 +149,8 @@ def facts_of(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes]) -> L
                 identity = line.entry
             case ControlEntry():
                 control += line.entry.bytes
+            case SummaryEntry() as summary:
+                summaries.append(facts_of_summary(when(line.ts), summary))
             case ConsentEntry() as consent:
                 studies[consent.study].consents.append((line.ts, consent))
             case BlockedEntry() | HeldEntry() | ReleasedEntry() | RejectedEntry() as stopped:
@@ -159,6 +165,7 @@ def facts_of(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes]) -> L
         last_time=last,
         control_bytes=control,
         studies=tuple(_study_facts(name, study, receipts) for name, study in sorted(studies.items())),
+        summaries=tuple(summaries),
     )
 
 

@@ -10,6 +10,7 @@ from itertools import chain
 
 from site_agent.audit.facts import Approval, LedgerFacts, StudyFacts, UploadFacts, facts_of, when
 from site_agent.audit.files import LedgerFiles
+from site_agent.audit.summaries import HEADS, SummaryFacts
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
 from site_agent.gateway.consent.facts import size
 from wardround.pages import rendering
@@ -41,6 +42,7 @@ def page(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes], verdict:
         _answer(facts, verdict, code),
         *_head(facts, verdict),
         *chain.from_iterable(_study(study, verdict) for study in facts.studies),
+        *chain.from_iterable(map(_summary, facts.summaries)),
         *_how(facts, verdict),
     )
     return rendering.html(Page(f"What left {facts.site or 'this site'}", about, blocks))
@@ -60,8 +62,10 @@ def _changed(verdict: Verdict) -> Iterator[Block]:
 def _answer(facts: LedgerFacts, verdict: Verdict, code: int) -> Answer:
     """How much left and what became of it; without all three claims shown, how much the ledger accounts for."""
     dates = f"{when(facts.first_time)} to {when(facts.last_time)}"
+    summaries = _many(len(facts.summaries), "summary", "summaries") if facts.summaries else ""
     if code == VERIFIED:
         text = f"{_many(verdict.uploads, 'update')} left" if verdict.uploads else "Nothing left"
+        text = f"No update left, and {summaries} did" if summaries and not verdict.uploads else text
         detail = (
             f"Verified from {dates}: unchanged, complete by the coordinator's receipts of {when(verdict.copied)}, "
             "under this site's key."
@@ -72,6 +76,8 @@ def _answer(facts: LedgerFacts, verdict: Verdict, code: int) -> Answer:
         detail += f" From {dates}."
     if verdict.uploads:
         text += f", {size(verdict.bytes)}: {_outcome(verdict)}"
+    if summaries and (verdict.uploads or code != VERIFIED):
+        text += f"; and {summaries} of columns"
     numbers = sum(upload.numbers_alone for study in facts.studies for upload in study.uploads)
     if numbers:
         detail += f" {numbers} of the updates held numbers alone, no tensor."
@@ -156,6 +162,16 @@ def _study(study: StudyFacts, verdict: Verdict) -> Iterator[Block]:
         yield Grid(("time", "round", "what", "why, by whom"), rows, numbers=(1,))
 
 
+def _summary(summary: SummaryFacts) -> Iterator[Block]:
+    yield Heading(f"Summary for {summary.request}")
+    yield Paragraph(
+        f"On {summary.time}, {summary.by} let these figures of {summary.counted} rows leave. No value of a patient is "
+        f"among them; <{summary.least} was told as fewer than {summary.least}, perhaps none. The names here did not "
+        "leave."
+    )
+    yield Grid(HEADS, summary.rows, numbers=(2, 3, 4, 5, 6))
+
+
 def _left(study: StudyFacts) -> Iterator[Block]:
     yield Heading("What left", 3)
     rows = tuple((row.name, row.dtype, row.shape, str(row.times), str(row.bytes)) for row in study.tensors)
@@ -227,5 +243,5 @@ def _how(facts: LedgerFacts, verdict: Verdict) -> Iterator[Block]:
     yield Facts(rows, codes=True)
 
 
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+def _many(count: int, what: str, several: str = "") -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {several or what + 's'}"

@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from site_agent.audit.form import lines
+from site_agent.audit.summaries import words_of_summary
 from site_agent.gateway.consent.facts import size
+from wardround.records.ledger.base import Person
 from wardround.records.ledger.entries import (
     BlockedEntry,
     ConsentEntry,
@@ -18,7 +20,6 @@ from wardround.records.ledger.entries import (
     IdentityEntry,
     LeftEntry,
     LimitedEntry,
-    Person,
     PolicyEntry,
     ReceiptEntry,
     RecoveredEntry,
@@ -31,6 +32,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
+from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import NOT_RECEIVED
 from wardround.terminal import escaped
 
@@ -97,6 +99,8 @@ def _words(entry: Entry) -> str:
             expected = f" for {entry.estimate_s} s" if entry.estimate_s else ""
             said = f"{entry.study} {entry.standing} {entry.code or ''}".rstrip()
             return said + counted + expected + _by_words(entry.by)
+        case SummaryEntry():
+            return words_of_summary(entry)
         case ConsentEntry():
             network = f", network {entry.network}" if entry.network is not None else ""
             weights = f", weights {entry.weights_digest[:12]}" if entry.weights_digest is not None else ""

@@ -48,9 +48,10 @@ class Verdict:
     or if the fault is in no line. Numbers are over all ledgers shown, except ``tail``: the lines of the newest that no
     receipt of the copy speaks of. ``bytes`` is what the uploads' payloads hold, whether or not the coordinator took
     them; ``resends`` how many further tries to send them the ledger let out, and ``resent_bytes`` what these may have
-    sent at most. ``compared`` counts the receipts of the copy, made at ``copied``; None without one. ``lost`` counts
-    those among them whose lines were lost before a ledger rollover, ``open`` those of uploads that have no
-    receipt in the ledger yet. ``not_shown`` says in sentences what is missing.
+    sent at most. ``summaries`` counts those of a table's columns that left. ``compared`` counts the receipts of the
+    copy, made at ``copied``; None without one. ``lost`` counts those among them whose lines were lost before a ledger
+    rollover, ``open`` those of uploads that have no receipt in the ledger yet. ``not_shown`` says in sentences what is
+    missing.
     """
 
     ok: bool = False
@@ -75,6 +76,7 @@ class Verdict:
     accepted: int = 0
     refused: int = 0
     unresolved: int = 0
+    summaries: int = 0
     compared: int | None = None
     copied: str = ""
     lost: int = 0
@@ -240,6 +242,7 @@ def _say(verdict: Verdict, ledgers: list[Account]) -> None:
         verdict.accepted += account.decisions[ACCEPTED]
         verdict.refused += account.decisions[REFUSED]
         verdict.unresolved += len(account.open)
+        verdict.summaries += account.summaries
         verdict.unsigned_tail += account.lines - account.signed
 
 

@@ -335,9 +335,10 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
     print(f"{words[code]}: {of}, {_when(verdict.first_time)} to {_when(verdict.last_time)}")
     more = f" in {verdict.ledgers} ledgers" if verdict.ledgers > 1 else ""
     again = f", and {verdict.resends} times again" if verdict.resends else ""
+    summaries = f"; and {verdict.summaries} summaries of columns" if verdict.summaries else ""
     print(
         f"consistent: yes: {verdict.lines} lines{more}; {verdict.uploads} uploads ({verdict.accepted} accepted, "
-        f"{verdict.refused} refused), {size(verdict.bytes)} in all{again}"
+        f"{verdict.refused} refused), {size(verdict.bytes)} in all{again}{summaries}"
     )
     if verdict.complete:
         print(

@@ -16,6 +16,7 @@ import typer
 from site_agent import handoff
 from site_agent.cli import findings
 from site_agent.cli.fit import fit
+from site_agent.cli.summary import summaries, summary
 from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
 from site_agent.trainer.data import layouts, sources
@@ -226,6 +227,8 @@ def _files(named: sources.DataSource) -> dict[str, str]:
 
 
 data_app.command("fit")(fit)
+data_app.command("summaries")(summaries)
+data_app.command("summary")(summary)
 
 
 @data_app.command("list")

@@ -29,6 +29,7 @@ from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
 from site_agent.gateway.policy.policy import load
 from site_agent.gateway.requests import Fit, ReleaseDecision, Waiting
+from site_agent.gateway.summaries import Summaries
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent
 from site_agent.state.directory import SiteState, now_text
 from site_agent.state.journal import Journal
@@ -57,6 +58,7 @@ class CommandHandler:
         self._ledger = ledger
         self._session = session
         self._policy = PolicyEnforcement.of(state, site, ledger)
+        self.summaries = Summaries(state, ledger, session, self._policy)
         self._log = RateLimitedLog(log)
         self._lock = threading.RLock()
 

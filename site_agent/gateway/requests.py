@@ -7,6 +7,9 @@ preview   Preview          the account of a study
 approve   Approved         approve exactly what was shown
 withdraw  Withdrawn        take an approval back
 fit       Fit              tell the coordinator whether data fits a study
+summaries OfferedSummaries  the coordinator's summary requests
+summary   ShownSummary     the figures that would leave for one of them
+tell      Told             let exactly what was shown leave
 waiting   Waiting          the update that waits for a person
 decide    Decided          release or reject it
 leave     Left             end the membership
@@ -24,6 +27,7 @@ from site_agent.state.codec import STRICT
 from site_agent.state.person import KnownPerson
 from wardround.errors import BadData, UsageProblem
 from wardround.records.ledger.entries import TensorRow
+from wardround.records.summaries.figures import ColumnFigures
 
 ReleaseDecision = Literal["released", "rejected"]
 MeasuredTensor = Annotated[TensorRow, PlainValidator(TensorRow.from_document), PlainSerializer(TensorRow.document)]
@@ -94,6 +98,74 @@ class Fit(Answer):
 
     fits: bool
     rows: int
+
+
+@dataclass(frozen=True)
+class OfferedSummary:
+    """One of the coordinator's summary requests.
+
+    Attributes:
+        columns: how many it asks about.
+        told: when figures for it left last; "" for never.
+    """
+
+    name: str
+    title: str
+    columns: int
+    told: str
+
+
+@dataclass(frozen=True)
+class OfferedSummaries(Answer):
+    """Those that are open."""
+
+    requests: tuple[OfferedSummary, ...]
+
+
+@dataclass(frozen=True)
+class TellingColumn:
+    """One column of a summary request, and what would be told of it.
+
+    Attributes:
+        here: what this site calls it; "" where it has none.
+        words: what its rows are counted by, in the order of ``figures.categories``.
+    """
+
+    column: str
+    kind: str
+    here: str
+    words: tuple[str, ...]
+    figures: ColumnFigures
+
+
+@dataclass(frozen=True)
+class ShownSummary(Answer):
+    """All that would leave for one summary request.
+
+    Attributes:
+        digest: over all of it; a person lets exactly this leave.
+        denied: what of it the policy does not let leave, and by which rule; "" where all of it may.
+        before: of which of this site's columns figures have left already, and for which request and when.
+        notes: what the trainer says a person should know.
+    """
+
+    request: str
+    title: str
+    data: str
+    digest: str
+    min_count: int
+    rows: int
+    columns: tuple[TellingColumn, ...]
+    denied: str
+    before: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Told(Answer):
+    """How many numbers left."""
+
+    numbers: int
 
 
 @dataclass(frozen=True)
@@ -221,6 +293,34 @@ class SendFit(Request[Fit]):
 
 
 @dataclass(frozen=True)
+class ListSummaries(Request[OfferedSummaries]):
+    """Fails where the coordinator is not reached."""
+
+    command = "summaries"
+
+
+@dataclass(frozen=True)
+class GetSummary(Request[ShownSummary]):
+    """Of the data called ``data``, for the summary request ``request``. Fails where the coordinator is not reached."""
+
+    command = "summary"
+    request: str
+    data: str
+
+
+@dataclass(frozen=True)
+class TellSummary(Request[Told]):
+    """``digest`` is of what was shown; ``again``: also of columns of which figures have left before."""
+
+    command = "tell"
+    request: str
+    data: str
+    digest: str
+    again: bool
+    by: KnownPerson
+
+
+@dataclass(frozen=True)
 class GetWaiting(Request[Waiting]):
     """Every tensor with its norms, and every number."""
 
@@ -250,7 +350,10 @@ class Leave(Request[Left]):
     by: KnownPerson
 
 
-AnyRequest = Status | Refresh | FetchReceipts | GetPreview | Approve | Withdraw | SendFit | GetWaiting | Decide | Leave
+AnyRequest = (
+    Status | Refresh | FetchReceipts | GetPreview | Approve | Withdraw | SendFit | ListSummaries | GetSummary
+    | TellSummary | GetWaiting | Decide | Leave
+)  # fmt: skip
 REQUESTS: dict[str, type[AnyRequest]] = {kind.command: kind for kind in get_args(AnyRequest)}
 
 

@@ -104,6 +104,12 @@ class RequestDispatcher:
                 return requests.Withdrawn(agent.withdraw(study, _person(by)))
             case requests.SendFit(study, data, by):
                 return handler.fit(study, data, _person(by))
+            case requests.ListSummaries():
+                return handler.summaries.offered()
+            case requests.GetSummary(request_name, data):
+                return handler.summaries.show(request_name, data)
+            case requests.TellSummary(request_name, data, digest, again, by):
+                return handler.summaries.tell(request_name, data, digest, _person(by), again=again)
             case requests.GetWaiting(study, round_):
                 return handler.waiting(study, round_)
             case requests.Decide(study, round_, decision, update, by):

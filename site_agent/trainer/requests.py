@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fl_algorithms.engine.hardware import Hardware
 from site_agent.handoff import ROUND_REQUESTS, OnProgress
-from site_agent.trainer.data import changes, inspection
+from site_agent.trainer.data import changes, inspection, summaries
 from site_agent.trainer.vault import models
 from site_agent.trainer.vault.states import Vault
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
@@ -80,6 +80,8 @@ class Requests:
                 return self._rounds.check(request)
             case records.Examine():
                 return self._rounds.examine(request)
+            case records.Summarize():
+                return summaries.summarized(self._state, request)
             case records.DraftMapping():
                 return self._rounds.draft_mapping(request)
             case records.Train():

@@ -53,6 +53,7 @@ from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem, Wardr
 from wardround.local import outputs, rate_limit
 from wardround.records import receipts
 from wardround.records.ledger import entries as ledger_entries
+from wardround.records.ledger.base import Person as LedgerPerson
 from wardround.records.ledger.entries import UploadEntry
 from wardround.records.ledger.lines import Line
 from wardround.records.messages import manifest_from
@@ -932,7 +933,7 @@ FORMULAS = ["a\r=1", "a\n=1", '=cmd|"/c calc"!A1', "+1+1", "-2+3", "@SUM(A1)", "
 @pytest.mark.parametrize("text", FORMULAS, ids=ascii)
 def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
     """What a study holds runs as a formula where a hospital opens its ledger, or its predictions, in a spreadsheet."""
-    by = ledger_entries.Person(name=text, uid=1)
+    by = LedgerPerson(name=text, uid=1)
     facts: dict[str, Any] = {"study": text, "revision": 1, "round": 1, "attempt": 1, "upload_id": text}
     answer = {
         "receipt_id": text, "federation": text, "site": text, "decision": "refused", "code": "NOT_FINITE",

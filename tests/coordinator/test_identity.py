@@ -40,7 +40,7 @@ from wardround.records.invitation import Invitation
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.signing import certificates
 from wardround.signing.certificates import Name
-from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc
+from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2, federation_pb2_grpc, summaries_pb2
 from wardround.v1 import federation_pb2 as pb
 
 DAY_S = 86400
@@ -282,6 +282,7 @@ def test_every_method_of_every_service_wears_the_check() -> None:
     servicers = {
         enrolment_pb2.DESCRIPTOR.services_by_name["Enrolment"]: service.EnrolmentServicer,
         federation_pb2.DESCRIPTOR.services_by_name["Federation"]: service.FederationServicer,
+        summaries_pb2.DESCRIPTOR.services_by_name["Summaries"]: service.SummariesServicer,
     }
     methods = {}
     for described, servicer in servicers.items():

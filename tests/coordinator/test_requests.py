@@ -11,6 +11,7 @@ from coordinator import answers, requests
 from coordinator.answers import Answer, AttemptReport, BestRound, SiteList, StudyReport, StudyStatus
 from coordinator.requests import Request, request_from
 from wardround.errors import Unavailable, UsageProblem
+from wardround.records.summaries.figures import ColumnFigures, SiteFigures
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
@@ -29,6 +30,22 @@ st.register_type_strategy(
     ),
 )  # fmt: skip
 st.register_type_strategy(StudyReport, st.builds(StudyReport, study=DOCUMENTS))
+st.register_type_strategy(requests.CreateSummary, st.builds(requests.CreateSummary, document=DOCUMENTS))
+MULTIPLES = st.integers(0, 2**40).map(lambda number: 10 * number)
+COLUMNS = st.builds(
+    ColumnFigures, absent=st.booleans(), values=MULTIPLES, missing=MULTIPLES, unfit=MULTIPLES, other=MULTIPLES,
+    mean=st.sampled_from(["", "1.5"]), std=st.just(""), low=st.just("-1e+05"), high=st.just(""),
+    categories=st.lists(MULTIPLES, max_size=3).map(tuple),
+)  # fmt: skip
+FIGURES = st.builds(
+    SiteFigures, request=st.just("icu"), digest=st.just("ab" * 32), min_count=st.just(10), digits=st.integers(1, 4),
+    rows=MULTIPLES, columns=st.lists(COLUMNS, max_size=2).map(tuple),
+)  # fmt: skip
+TOLD = st.builds(answers.SiteTold, figures=FIGURES)
+st.register_type_strategy(
+    answers.SummaryShown,
+    st.builds(answers.SummaryShown, request=DOCUMENTS, sites=st.dictionaries(st.text(), st.none() | TOLD, max_size=2)),
+)
 st.register_type_strategy(requests.CreateStudy, st.builds(requests.CreateStudy, document=DOCUMENTS))
 
 OF_A_STUDY = (
@@ -39,11 +56,13 @@ REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
     requests.CreateStudy, requests.ListStudies, requests.MakeSnapshot, requests.ShowAuthority, requests.LeaveRoot,
     requests.RequestIntermediate, requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
+    requests.CreateSummary, requests.ListSummaries, requests.ShowSummary, requests.CloseSummary,
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, answers.ReceiptsCopied, answers.RolledOver, answers.StudyCreated,
     StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
     answers.AuthorityStatus, answers.IntermediateRequested,
+    answers.SummaryCreated, answers.SummaryList, answers.SummaryShown,
 )  # fmt: skip
 
 
@@ -63,7 +82,7 @@ def test_an_answer_comes_back_as_it_was(answer: Answer) -> None:
 def test_every_request_that_there_is_came_back() -> None:
     """A new one must stand in the round trip above, and be known by its command."""
     made = {kind for kind in requests.__dict__.values() if isinstance(kind, type) and issubclass(kind, Request)}
-    assert made - {Request, requests.StudyRequest} == set(REQUESTS)
+    assert made - {Request, requests.StudyRequest, requests.SummaryRequest} == set(REQUESTS)
 
 
 @pytest.mark.parametrize(

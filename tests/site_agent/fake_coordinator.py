@@ -29,7 +29,14 @@ from wardround.signing import canonical, certificates
 from wardround.signing.dsse import Envelope
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Manifest, PayloadHasher
-from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, tensors_pb2
+from wardround.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    federation_pb2_grpc,
+    summaries_pb2,
+    summaries_pb2_grpc,
+    tensors_pb2,
+)
 from wardround.v1 import federation_pb2 as pb
 
 WAIT_S = 60
@@ -96,7 +103,11 @@ class Taken:
     receipt: pb.Envelope | None = None
 
 
-class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.FederationServicer):
+class FakeCoordinator(
+    enrolment_pb2_grpc.EnrolmentServicer,
+    federation_pb2_grpc.FederationServicer,
+    summaries_pb2_grpc.SummariesServicer,
+):
     """One study, one site. Tests set the public attributes; waits are bounded."""
 
     def __init__(self, federation: str = "test") -> None:
@@ -120,6 +131,9 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         self.studies: Callable[[Any], pb.StudiesReply] | None = None  # what it says in their place
         self.models: dict[int, Path] = {}
         self.heard: list[bytes] = []  # every message that came, serialized, and the headers of every call
+        self.summary_requests: list[bytes] = []  # each as it is sent
+        self.break_summaries = False  # the line breaks instead of the answer
+        self.told: list[summaries_pb2.SiteSummary] = []
         self.declared: list[pb.DeclareRequest] = []
         self.uploads: dict[bytes, Taken] = {}
         self.enrolments: list[enrolment_pb2.EnrolRequest] = []
@@ -152,6 +166,7 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
         self.server = grpc.server(ThreadPoolExecutor(16), options=rpc.SERVER_OPTIONS)
         enrolment_pb2_grpc.add_EnrolmentServicer_to_server(self, self.server)
         federation_pb2_grpc.add_FederationServicer_to_server(self, self.server)
+        summaries_pb2_grpc.add_SummariesServicer_to_server(self, self.server)
         self.port = self.server.add_secure_port(f"127.0.0.1:{self.port}", credentials)
         self.server.start()
 
@@ -318,6 +333,19 @@ class FakeCoordinator(enrolment_pb2_grpc.EnrolmentServicer, federation_pb2_grpc.
             renew_after_s=int(now().timestamp()) + 3600,
             coordinator_version=self.version,
         )
+
+    def SummaryRequests(self, request: Any, context: Any) -> summaries_pb2.SummaryRequestsReply:
+        self._hear(context, request)
+        self._admit(context)
+        return summaries_pb2.SummaryRequestsReply(documents=self.summary_requests)
+
+    def TellSummary(self, request: Any, context: Any) -> summaries_pb2.TellSummaryReply:
+        self._hear(context, request)
+        self._admit(context)
+        if self.break_summaries:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the line breaks")
+        self.told.append(request)
+        return summaries_pb2.TellSummaryReply()
 
     def Studies(self, request: Any, context: Any) -> pb.StudiesReply:
         self._hear(context, request)

@@ -57,6 +57,7 @@ class FakeTrainer:
         self.seen = "a5" * 32
         self.missing: list[str] = []
         self.misfits: list[dict[str, Any]] = []  # what of the data does not fit
+        self.summary: dict[str, Any] = {}  # what it makes of the table for a summary request
         self.before_check: Callable[[], object] = lambda: None
         self.failure: WardroundError | None = None
         self.dies: list[WardroundError] = []  # of the next rounds, how each of them fails
@@ -127,6 +128,9 @@ class FakeTrainer:
         if self.misfits:
             return {"findings": self.misfits, "more": 0, "checked": None}
         return {"findings": [], "more": 0, "checked": self._check(request)}
+
+    def _summarize(self, request: dict[str, Any]) -> dict[str, Any]:
+        return self.summary
 
     def _stat_files(self, request: dict[str, Any]) -> dict[str, Any]:
         status = {"data": self.seen, "weights": ""}

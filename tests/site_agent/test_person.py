@@ -8,7 +8,7 @@ import pytest
 
 from site_agent.state import person
 from site_agent.state.person import Account, Person
-from wardround.records.ledger import entries
+from wardround.records.ledger import base
 
 ROOT = Account(pwd.getpwuid(0).pw_name, 0)
 SOMEBODY = next(entry for entry in pwd.getpwall() if entry.pw_uid)
@@ -29,9 +29,7 @@ def test_the_person_and_not_the_account_is_named(login: int | None, environment:
         "name": SOMEBODY.pw_name, "uid": SOMEBODY.pw_uid, "source": source, "account": {"name": ROOT.name, "uid": 0}
     }  # fmt: skip
     assert (
-        by.text
-        == entries.Person.from_document(by.document()).words()
-        == f"{SOMEBODY.pw_name} ({source}), as {ROOT.name}"
+        by.text == base.Person.from_document(by.document()).words() == f"{SOMEBODY.pw_name} ({source}), as {ROOT.name}"
     )
 
 

@@ -24,6 +24,7 @@ from site_agent.state.site import Site
 from tools.fuzz.examples import SiteFiles, described
 from wardround.errors import BadData, UsageProblem
 from wardround.records.ledger.entries import TensorRow
+from wardround.records.summaries.figures import ColumnFigures
 from wardround.records.trainer import FilesStatus, PrivateTensor, Weights
 from wardround.signing import canonical
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
@@ -79,6 +80,9 @@ REQUESTS = st.one_of(
     st.builds(requests.Approve, TEXT, TEXT, HEX, PERSONS),
     st.builds(requests.Withdraw, TEXT, PERSONS),
     st.builds(requests.SendFit, TEXT, TEXT, PERSONS),
+    st.builds(requests.ListSummaries),
+    st.builds(requests.GetSummary, TEXT, TEXT),
+    st.builds(requests.TellSummary, TEXT, TEXT, HEX, st.booleans(), PERSONS),
     st.builds(requests.GetWaiting, TEXT, COUNT),
     st.builds(requests.Decide, TEXT, COUNT, st.sampled_from(["released", "rejected"]), HEX, PERSONS),
     st.builds(requests.Leave, PERSONS),
@@ -87,6 +91,10 @@ ROWS = st.builds(
     TensorRow, bundle=PLAIN, name=PLAIN, dtype=PLAIN, shape=st.lists(COUNT, max_size=2).map(tuple), encoding=PLAIN,
     bytes=COUNT, sha256=HEX, l2=PLAIN, max_abs=PLAIN, nonfinite=COUNT,
 )  # fmt: skip
+FIGURES = st.builds(ColumnFigures, values=COUNT, mean=st.just("1.5"), categories=st.lists(COUNT, max_size=2).map(tuple))
+TELLING = st.builds(
+    requests.TellingColumn, TEXT, TEXT, TEXT, st.lists(TEXT, max_size=2).map(tuple), FIGURES
+)  # fmt: skip
 ANSWERS = st.one_of(
     st.builds(requests.ServiceStatus, st.booleans(), COUNT, TEXT),
     st.builds(requests.Done),
@@ -94,6 +102,15 @@ ANSWERS = st.one_of(
     st.builds(requests.Approved, st.booleans(), COUNT, HEX, TEXT, TEXT),
     st.builds(requests.Withdrawn, st.booleans()),
     st.builds(requests.Fit, st.booleans(), COUNT),
+    st.builds(
+        requests.OfferedSummaries,
+        st.lists(st.builds(requests.OfferedSummary, TEXT, TEXT, COUNT, TEXT), max_size=2).map(tuple),
+    ),
+    st.builds(
+        requests.ShownSummary, TEXT, TEXT, TEXT, HEX, COUNT, COUNT, st.lists(TELLING, max_size=2).map(tuple), TEXT,
+        st.lists(TEXT, max_size=2).map(tuple), st.lists(TEXT, max_size=2).map(tuple),
+    ),
+    st.builds(requests.Told, COUNT),
     st.builds(
         requests.Waiting, PLAIN, COUNT, COUNT, HEX,
         st.lists(ROWS, max_size=2).map(tuple),
@@ -142,7 +159,8 @@ def test_a_preview_crosses_the_control_socket_with_its_accounts_digest(account: 
 
 def test_each_request_has_one_command_and_an_answer() -> None:
     assert set(requests.REQUESTS) == {
-        "status", "refresh", "receipts", "preview", "approve", "withdraw", "fit", "waiting", "decide", "leave"
+        "status", "refresh", "receipts", "preview", "approve", "withdraw", "fit", "summaries", "summary",
+        "tell", "waiting", "decide", "leave"
     }  # fmt: skip
     assert len(requests.REQUESTS) == len(get_args(AnyRequest))
     assert requests.Withdraw("hearts", Person("dpo", 1)).answer_from({"reported": True}) == requests.Withdrawn(True)

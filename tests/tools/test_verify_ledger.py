@@ -11,6 +11,7 @@ import pytest
 from site_agent import audit
 from tools import evidence_tamper, verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made, Tally, joined
+from tools.fuzz.examples import FullLedger
 from wardround.records.receipts import EMPTY_HEAD, line_hash, next_head
 from wardround.signing import canonical, dsse
 
@@ -126,6 +127,33 @@ def test_what_was_sent_again_must_be_what_was_recorded(
     verdict, code = audit.verify(tmp_path)
     assert (code, verdict.first_bad) == (audit.TAMPERED, at + 1)
     assert said in verdict.reason
+    assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, at + 1)
+
+
+TOLD = [
+    pytest.param({"rows": 130}, id="another number of rows"),
+    pytest.param({"min_count": 5}, id="another least count"),
+    pytest.param({"destination": "spiffe://y/coordinator"}, id="another destination"),
+    pytest.param({"summary_sha256": "ab" * 32}, id="another digest"),
+    pytest.param({"columns": []}, id="no columns"),
+    pytest.param({"columns": [{"column": "age", "values": 1}]}, id="a column without one of its counts"),
+    pytest.param({"columns": [{"column": "age", "values": 110, "missing": 10, "mean": "99"}]}, id="another mean"),
+    pytest.param({"sources": ["years", 7]}, id="a source that is no text"),
+    pytest.param({"request": 7}, id="a request that is no text"),
+]
+
+
+@pytest.mark.parametrize("changed", TOLD)
+def test_a_changed_summary_is_found_by_both(tmp_path: Path, changed: dict[str, object]) -> None:
+    made = FullLedger()
+    made.write(tmp_path)
+    assert audit.verify(tmp_path)[1] == verify_ledger.judge(tmp_path)[0] == 4
+    records = [json.loads(line) for line in made.lines]
+    (at,) = (place for place, record in enumerate(records) if record["type"] == "summary")
+    records[at] |= changed
+    (tmp_path / SEGMENT).write_bytes(joined(relinked(records)))
+    verdict, code = audit.verify(tmp_path)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, at + 1), verdict.reason
     assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, at + 1)
 
 

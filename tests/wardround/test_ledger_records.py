@@ -14,6 +14,7 @@ from tools import verify_ledger
 from tools.evidence_tamper import Made
 from wardround.errors import BadData
 from wardround.records.ledger import form
+from wardround.records.ledger.base import Person
 from wardround.records.ledger.entries import (
     ConsentEntry,
     ControlEntry,
@@ -21,7 +22,6 @@ from wardround.records.ledger.entries import (
     GenesisEntry,
     IdentityEntry,
     MethodBytes,
-    Person,
     ReceiptEntry,
     SessionEntry,
     UnknownEntry,

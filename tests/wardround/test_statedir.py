@@ -30,6 +30,7 @@ ARGUMENTS = {
     "site-agent release": ["s", "--round", "1"],
     "site-agent withdraw": ["s"],
     "site-agent data fit": ["p", "--study", "s"],
+    "site-agent data summary": ["p", "--request", "s"],
     "site-agent data map": ["p", "MAPPING"],
     "coordinator authority export-root": ["--out", "OUT", "--passphrase", "TABLE"],
     "coordinator authority install": ["TABLE"],
@@ -41,6 +42,8 @@ ARGUMENTS = {
     "coordinator revoke": ["north"],
     **{f"coordinator study {one}": ["s"] for one in ("fit", "report", "start", "status", "stop")},
     "coordinator study create": ["TABLE"],
+    **{f"coordinator summary {one}": ["s"] for one in ("show", "close", "draft")},
+    "coordinator summary create": ["TABLE"],
 }
 MAKES = ("site-agent join", "coordinator init")  # what a missing or an empty folder is right for
 NEEDS_NO_MEMBER = ("site-agent data add", "site-agent data list", "site-agent policy check")  # an empty folder will do

@@ -22,6 +22,8 @@ from tools.fuzz.examples import (
     ledger_key,
     ledger_key_pem,
     private_key,
+    site_figures,
+    summary_request,
 )
 from tools.fuzz.formats import in_der, in_pem, in_toml
 from tools.fuzz.mutate import frames, in_json, of_frames, parts, several
@@ -30,7 +32,7 @@ from wardround import __version__
 from wardround.errors import BY_EXIT_CODE, WardroundError
 from wardround.local import control
 from wardround.signing import canonical, certificates
-from wardround.v1 import enrolment_pb2
+from wardround.v1 import enrolment_pb2, summaries_pb2
 from wardround.v1 import federation_pb2 as pb
 
 EVENTS = 20  # of a watch, before its line breaks
@@ -60,7 +62,8 @@ def _called_with(method: str, message: type[Message], seeds: Callable[[Coordinat
 
     def opens(folder: Path) -> Door:
         world = CoordinatorWorld(folder)
-        servicer: Any = world.enrolment if method in ("Enrol", "Renew") else world.federation
+        rooms: list[Any] = [world.enrolment, world.summaries, world.federation]
+        servicer = next(room for room in rooms if method in vars(type(room)))
         pem = world.unused.certificate.encode() if invited else world.pems["alpha"]
 
         def take(data: bytes) -> None:
@@ -243,6 +246,8 @@ def _control(folder: Path) -> Door:
         {"command": "invite", "site": "delta", "expires_s": 3600}, {"command": "revoke", "site": "charlie"},
         {"command": "receipts", "site": "alpha"}, {"command": "rollover", "site": "alpha", "ledger": "ab" * 16},
         {"command": "stop", "study": STUDY}, {"command": "start", "study": STUDY},
+        {"command": "summary_create", "document": {**summary_request().document(), "name": "others"}},
+        {"command": "summary_list"}, {"command": "summary_show", "name": "columns"},
         {"command": "create", "document": {**document, "study": {**document["study"], "name": "second"}},
          "initial": "@initial@"},
     ]  # fmt: skip
@@ -331,6 +336,11 @@ TARGETS = [
     Target("coordinator.ledger", "LedgerPage", _called_with("Ledger", pb.LedgerPage, _pages), 20),
     Target("coordinator.receipts", "ReceiptsRequest, and the stream it opens",
            _called_with("Receipts", pb.ReceiptsRequest, _receipts), 4),
+    Target("coordinator.summary-requests", "SummaryRequestsRequest", _called_with(
+        "SummaryRequests", summaries_pb2.SummaryRequestsRequest,
+        lambda world: [summaries_pb2.SummaryRequestsRequest(agent_version=__version__)]), 4),
+    Target("coordinator.summary", "SiteSummary, a site's figures", _called_with(
+        "TellSummary", summaries_pb2.SiteSummary, lambda world: [site_figures().to_message()]), 20),
     Target("coordinator.upload", "streams of UploadRequest, to the receipt", _upload, 80),
     Target("coordinator.certificate", "the certificate that a peer shows", _certificate, 12),
     Target("coordinator.signing-request", "PKCS#10, DER", _signing_request, 30),

@@ -28,7 +28,7 @@ from coordinator.authenticator import Authenticator
 from coordinator.calls import Calls
 from coordinator.context import Context
 from coordinator.members.authority import Authority
-from coordinator.servicers import EnrolmentServicer, FederationServicer
+from coordinator.servicers import EnrolmentServicer, FederationServicer, SummariesServicer
 from coordinator.updates.decide import Uploads
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.connection.client import offer_from
@@ -50,6 +50,8 @@ from wardround.records.invitation import Invitation
 from wardround.records.messages import manifest_message
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, line_hash
 from wardround.records.study import StudyFile
+from wardround.records.summaries.figures import ColumnFigures, SiteFigures
+from wardround.records.summaries.request import SummaryRequest
 from wardround.records.trainer import Described, FilesStatus, PrivateTensor, TensorRow
 from wardround.signing import canonical, certificates
 from wardround.tensors.files import file_header
@@ -197,6 +199,28 @@ class FakeContext:
                 callback()
 
 
+def summary_request() -> SummaryRequest:
+    """A summary request to both sites, with a column of each kind."""
+    columns: list[Any] = [
+        "age", {"name": "ward", "kind": "categorical", "categories": ["icu", "surgical"]},
+        {"name": "died", "kind": "boolean"}, {"name": "born", "kind": "date", "until": "2026-01-01", "low": 0},
+    ]  # fmt: skip
+    return SummaryRequest.from_document({"name": "columns", "sites": list(SITES), "columns": columns})
+
+
+def site_figures() -> SiteFigures:
+    """What a site tells for it."""
+    columns = (
+        ColumnFigures(values=90, missing=10, unfit=10, mean="60.2", std="11.6", low="40", high="80"),
+        ColumnFigures(values=100, categories=(50, 30), other=20), ColumnFigures(values=100, categories=(80, 20)),
+        ColumnFigures(absent=True),
+    )  # fmt: skip
+    asked = summary_request()
+    return SiteFigures(
+        request=asked.name, digest=asked.digest, min_count=10, digits=3, rows=110, columns=columns
+    )  # fmt: skip
+
+
 class CoordinatorWorld:
     """A coordinator with two sites in one running study, round 1 open, and an invitation that nobody used."""
 
@@ -216,8 +240,9 @@ class CoordinatorWorld:
             public = self.receipt_key.public_key().public_bytes_raw()
             self.enrolment = EnrolmentServicer(authenticator, context.enrolment, context.authority, public)
             self.federation = FederationServicer(
-                authenticator, context.engine, self.uploads, context.store, context.blobs
+                authenticator, context.engine, self.uploads, context.store, context.blobs, context.instances
             )
+            self.summaries = SummariesServicer(authenticator, context.store)
             self.administration = Administration(context, undecided=self.uploads.receptions.judging)
             self.initial = folder / "initial.safetensors"
             self.initial.write_bytes(tensor_file(0))
@@ -230,6 +255,7 @@ class CoordinatorWorld:
                 ready = pb.DeclareRequest(study=STUDY, revision=1, digest=bytes.fromhex(study.digest), status=pb.READY)
                 self.call("Declare", [ready.SerializeToString()], site)
             self.administration.start(STUDY)
+            self.administration.run({"command": "summary_create", "document": summary_request().document()}, print)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)
         self.fatal: BaseException | None = None
         self.keep()
@@ -374,7 +400,7 @@ class FullLedger(Made):
 
     def __init__(self, rounds: int = 2, *, tail: int = 0, cites: bool = False, again: bool = False) -> None:
         self._cites = cites
-        super().__init__(14 + (3 + again) * rounds, tail=tail, again=again)
+        super().__init__(15 + (3 + again) * rounds, tail=tail, again=again)
 
     def _line(self, kind: str, /, **fields: Any) -> None:
         if kind == "genesis" and self._cites:
@@ -387,6 +413,7 @@ class FullLedger(Made):
         held = {**place, "update": "ab" * 32}
         self._line("policy", event="seen", sha256="cd" * 32)
         self._line("declare", study="hearts", revision=1, standing="ready", round=0, attempt=0, code="")
+        self._summary(by)
         self._line("blocked", what="metric x", rule="metrics.allow", **place)
         self._line("held", **held)
         self._line("released", by=by, **held)
@@ -396,6 +423,18 @@ class FullLedger(Made):
         self._line("consent", event="withdrawn", study="hearts", revision=1, study_digest="ab" * 32, by=by,
                    data_digest="ef" * 32, exposure="", network="small", weights_digest="01" * 32)  # fmt: skip
         self._line("left", by=by)
+
+    def _summary(self, by: dict[str, Any]) -> None:
+        told: dict[str, Any] = {
+            "request": "icu-columns", "request_sha256": "ab" * 32, "destination": "spiffe://x/coordinator",
+            "min_count": 10, "digits": 3, "rows": 120,
+            "columns": [
+                {"column": "age", "values": 110, "missing": 10, "unfit": 0, "mean": "60.2", "std": "11.6", "other": 0},
+                {"column": "ward", "values": 120, "missing": 0, "unfit": 0, "other": 20,
+                 "categories": [{"category": "icu", "rows": 60}, {"category": "surgical", "rows": 40}]},
+            ],
+        }  # fmt: skip
+        self._line("summary", sources=["years", "ward"], by=by, summary_sha256=canonical.digest(told), **told)
 
 
 class SiteFiles:

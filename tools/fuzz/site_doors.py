@@ -21,6 +21,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from site_agent import audit, handoff
+from site_agent.gateway import summaries
 from site_agent.gateway.commands import CommandHandler
 from site_agent.gateway.connection.client import Connection, offer_from
 from site_agent.gateway.connection.interrupt import Interrupted
@@ -42,6 +43,7 @@ from site_agent.gateway.exit.staging import Staging
 from site_agent.gateway.policy import decisions
 from site_agent.gateway.policy import policy as policies
 from site_agent.gateway.policy import text as policy_text
+from site_agent.gateway.policy.policy import StatisticsTable
 from site_agent.gateway.round import Rounds
 from site_agent.gateway.service import RequestDispatcher
 from site_agent.gateway.setup import is_fatal
@@ -59,6 +61,8 @@ from tools.fuzz.examples import (
     described,
     drawn,
     private_key,
+    site_figures,
+    summary_request,
     tensor_file,
     tensors,
 )
@@ -70,6 +74,7 @@ from wardround.local import control
 from wardround.records.assignment import TRAIN, Assignment, ModelRef
 from wardround.records.event import CertificateFork
 from wardround.records.invitation import Invitation, stamp
+from wardround.records.ledger.lines import Line
 from wardround.records.messages import envelope_message, manifest_from, manifest_message
 from wardround.records.receipt_copy import COPY_TYPE
 from wardround.records.receipts import (
@@ -84,6 +89,7 @@ from wardround.records.receipts import (
     line_hash,
 )
 from wardround.records.study import StudyFile
+from wardround.records.summaries.request import from_bytes
 from wardround.records.trainer import (
     AnyRequest,
     ApprovedData,
@@ -105,12 +111,13 @@ from wardround.records.trainer import (
     Predict,
     Request,
     StatFiles,
+    Summarize,
     Train,
     Validate,
 )
 from wardround.signing import canonical, certificates, dsse
 from wardround.signing.dsse import Envelope
-from wardround.v1 import enrolment_pb2, tensors_pb2
+from wardround.v1 import enrolment_pb2, summaries_pb2, tensors_pb2
 from wardround.v1 import federation_pb2 as pb
 
 MOMENT = datetime.datetime.fromtimestamp(NOW, datetime.UTC)
@@ -167,6 +174,7 @@ def connection(answers: Sequence[Any]) -> Connection:
     made._federation = SimpleNamespace(  # type: ignore[assignment]
         Studies=unary, Declare=unary, Ledger=unary, Watch=stream, Download=stream, Upload=stream, Receipts=stream
     )
+    made._summaries = SimpleNamespace(SummaryRequests=unary, TellSummary=unary)  # type: ignore[assignment]
     made._enrolment = SimpleNamespace(Enrol=unary, Renew=unary)  # type: ignore[assignment]
     made._channel = SimpleNamespace(close=lambda: None)
     return made
@@ -234,6 +242,28 @@ def _offer(folder: Path) -> Door:
 
     seeds = [pb.Event(offer=site.offer_message, coordinator_version=__version__).SerializeToString()]
     return Door(seeds, mutate, take, (DecodeError,))
+
+
+def _summary_requests(folder: Path) -> Door:
+    """The coordinator's summary requests: half of the changed documents stand in a reply that is whole."""
+    wire = in_message(summaries_pb2.SummaryRequestsReply.DESCRIPTOR)
+
+    def mutate(random: Random, data: bytes) -> bytes:
+        if random.random() < 0.4:
+            return wire(random, data)
+        reply = summaries_pb2.SummaryRequestsReply.FromString(data)
+        reply.documents[:] = [in_json(random, document) for document in reply.documents]
+        return reply.SerializeToString()
+
+    def take(data: bytes) -> None:
+        reply = summaries_pb2.SummaryRequestsReply.FromString(data)
+        for request in connection([reply]).summary_requests():
+            canonical.dumps([request.digest, *request.read])
+        for document in reply.documents:
+            from_bytes(document)  # one that is left out says why
+
+    seeds = [summaries_pb2.SummaryRequestsReply(documents=[canonical.dumps(summary_request().document())])]
+    return Door([one.SerializeToString() for one in seeds], mutate, take, (DecodeError,))
 
 
 def _event(folder: Path) -> Door:
@@ -592,6 +622,7 @@ ASKED: dict[bytes, AnyRequest] = {
     b"e": Export(study=STUDY, checkpoint="latest", out="/x"),
     b"p": Predict(study=STUDY, checkpoint="latest", table="/x.csv", out="/x"), b"s": GetStatus(),
     b"n": Commit(study=STUDY, revision=1, round=1), b"x": Examine(study={}, site="alpha", data="patients"),
+    b"y": Summarize(request={}, data="patients", min_count=10, digits=3),
     b"m": DraftMapping(study={}, site="alpha", data="patients", out="/x.toml"),
 }  # fmt: skip
 CHECKED = Checked(
@@ -665,6 +696,11 @@ def _trainer(folder: Path) -> Door:
             consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, site.consent, told)
             if journal.kind == TRAIN:
                 measure(state.own_copy(STUDY), site.consent)
+        elif kind in (b"y", b"Y"):
+            figures = summaries.judged(summary_request(), result, StatisticsTable())
+            entry = summaries.entry_of(summary_request(), figures, result.sources, "spiffe://north/coordinator")
+            if Line.from_document(canonical.loads(Line(0, "", "0" * 64, entry).encoded())).entry != entry:
+                raise Broken("a ledger's line that is read otherwise than it was written")
         shutil.rmtree(folder / "consents", ignore_errors=True)
 
     def lines(*items: Any) -> bytes:
@@ -685,6 +721,8 @@ def _trainer(folder: Path) -> Door:
         b"s": {"isolation": "seccomp", "missing": ["landlock"], "user": "trainer", "uid": 991, "worker": 12,
                "device": "cpu"},
         b"n": {},
+        b"y": {"rows": 110, "columns": [one.model_dump(mode="json") for one in site_figures().columns],
+               "sources": ["years", "ward", "died", ""], "notes": ["a note"]},
     }  # fmt: skip
     error = {"error": {"message": "no", "hint": "", "exit_code": 65, "code": "data_changed"}}
     seeds = [b"t" + lines(error), b"T" + lines(error)]
@@ -775,6 +813,7 @@ def digest_of(data: bytes) -> str:
 TARGETS = [
     Target("site.offer", "offers, in events of the watch", _offer, 40),
     Target("site.studies", "StudiesReply", _studies, 15),
+    Target("site.summary-requests", "SummaryRequestsReply", _summary_requests, 15),
     Target("site.event", "assignments and goodbyes", _event, 40),
     Target("site.download", "streams of DownloadReply, into staging", _download, 25),
     Target("site.enrol-reply", "EnrolReply, through `join`", _enrol_reply, 6),

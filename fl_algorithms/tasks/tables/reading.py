@@ -273,3 +273,13 @@ def range_text(feature: Feature) -> str:
     if feature.low is None or feature.high is None:
         return f"at least {feature.low:g}" if feature.high is None else f"at most {feature.high:g}"
     return f"{feature.low:g} to {feature.high:g}"
+
+
+def cells_of(table: Table, feature: Feature, blanks: frozenset[str]) -> tuple[Floats, NDArray[np.bool_]]:
+    """One feature of every row, whatever does not fit: its number, or its category's index, nan where there is none;
+    and the rows in which something else stands than a value or a missing one.
+    """
+    column = _read(table, feature, blanks)
+    unfit = np.zeros(len(table), dtype=bool)
+    unfit[[row for rows in column.faults.values() for row in rows]] = True
+    return column.values, unfit

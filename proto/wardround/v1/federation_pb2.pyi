@@ -57,6 +57,9 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECLINED_HELD: _ClassVar[RefusalCode]
     DECLINED_BEYOND_CONSENT: _ClassVar[RefusalCode]
     DECLINED_UNKNOWN: _ClassVar[RefusalCode]
+    SUMMARY_UNKNOWN: _ClassVar[RefusalCode]
+    SUMMARY_CHANGED: _ClassVar[RefusalCode]
+    SUMMARY_INVALID: _ClassVar[RefusalCode]
 
 class SiteStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -115,6 +118,9 @@ DECLINED_RESOURCES: RefusalCode
 DECLINED_HELD: RefusalCode
 DECLINED_BEYOND_CONSENT: RefusalCode
 DECLINED_UNKNOWN: RefusalCode
+SUMMARY_UNKNOWN: RefusalCode
+SUMMARY_CHANGED: RefusalCode
+SUMMARY_INVALID: RefusalCode
 SITE_STATUS_UNSPECIFIED: SiteStatus
 READY: SiteStatus
 WITHDRAWN: SiteStatus

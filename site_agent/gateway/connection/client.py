@@ -20,7 +20,7 @@ from site_agent.gateway.connection.proxy import Proxy
 from site_agent.gateway.connection.upload import UploadStream, UploadTry
 from site_agent.state.directory import Offer
 from wardround import __version__, rpc
-from wardround.errors import TryAgain, Unavailable, WardroundError
+from wardround.errors import BadData, TryAgain, Unavailable, WardroundError
 from wardround.records.architectures import own_manifest
 from wardround.records.assignment import Assignment, Declaration, ModelRef
 from wardround.records.enrolment import Enrolled, IssuedCertificate
@@ -28,12 +28,15 @@ from wardround.records.event import CertificateFork, Goodbye, event_from
 from wardround.records.messages import envelope_from, envelope_message, manifest_from
 from wardround.records.offer import StudyOffer
 from wardround.records.study import STUDY_NAME
+from wardround.records.summaries.figures import SiteFigures
+from wardround.records.summaries.request import MOST_OPEN, SummaryRequest, from_bytes
 from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import Manifest
 from wardround.terminal import quoted
-from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc
+from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, summaries_pb2_grpc
 from wardround.v1 import federation_pb2 as pb
+from wardround.v1 import summaries_pb2 as pb_summaries
 
 CALL_S = 10  # one unary call
 CONNECT_S = 15  # the first call after a connection broke: it may wait until the coordinator is back
@@ -77,6 +80,7 @@ class Connection:
         self._channel = grpc.secure_channel(address, credentials, _options(proxy))
         self._enrolment = enrolment_pb2_grpc.EnrolmentStub(self._channel)  # type: ignore[no-untyped-call]
         self._federation = federation_pb2_grpc.FederationStub(self._channel)  # type: ignore[no-untyped-call]
+        self._summaries = summaries_pb2_grpc.SummariesStub(self._channel)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         self._channel.close()
@@ -143,6 +147,25 @@ class Connection:
         """Tell the coordinator where this site stands."""
         with _explained(f"declaring `{declaration.study}` {declaration.status}"):
             self._federation.Declare(self._counted("Declare", declaration.to_message()), timeout=CALL_S)
+
+    def summary_requests(self) -> list[SummaryRequest]:
+        """The summary requests that list this site; one that cannot be believed is left out.
+
+        Raises:
+            BadData: they are more than a coordinator can have open.
+        """
+        request = pb_summaries.SummaryRequestsRequest(agent_version=__version__)
+        with _explained("asking for summary requests"):
+            reply = self._summaries.SummaryRequests(self._counted("SummaryRequests", request), timeout=CALL_S)
+        if len(reply.documents) > MOST_OPEN:
+            raise BadData(f"the coordinator sends more than {MOST_OPEN} summary requests", code="MESSAGE_MALFORMED")
+        read = [_summary_request_or_none(data) for data in reply.documents]
+        return [one for one in read if one is not None and self.site in one.sites]
+
+    def tell_summary(self, figures: SiteFigures) -> None:
+        """Tell the coordinator the figures for one of its requests."""
+        with _explained(f"telling the summary for `{figures.request}`"):
+            self._summaries.TellSummary(self._counted("TellSummary", figures.to_message()), timeout=CALL_S)
 
     def watch(self, interrupt: Interrupt) -> Iterator[Event]:
         """What the coordinator sends, as it sends it, until the connection breaks.
@@ -282,6 +305,15 @@ def _event_or_none(message: pb.Event, site: str) -> Event | None:
         return _kept(event, site) if isinstance(event, StudyOffer) else event
     except WardroundError as error:
         log.error("%s was left out: %s", LEFT_OUT.get(str(message.WhichOneof("kind"))), quoted(error.message))
+        return None
+
+
+def _summary_request_or_none(data: bytes) -> SummaryRequest | None:
+    """A summary request that cannot be believed does not hide the others: it is logged and left out."""
+    try:
+        return from_bytes(data)
+    except WardroundError as error:
+        log.error("a summary request was left out: %s", quoted(error.message))
         return None
 
 

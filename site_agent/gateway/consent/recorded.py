@@ -2,7 +2,7 @@
 
 from site_agent.state.consent import Consent
 from site_agent.state.person import Person
-from wardround.records.ledger import entries
+from wardround.records.ledger import base, entries
 
 
 def consent_entry(consent: Consent, event: str, person: Person) -> entries.ConsentEntry:
@@ -19,6 +19,6 @@ def consent_entry(consent: Consent, event: str, person: Person) -> entries.Conse
     )  # fmt: skip
 
 
-def person_entry(person: Person) -> entries.Person:
+def person_entry(person: Person) -> base.Person:
     """Who decided."""
-    return entries.Person.from_document(person.document())
+    return base.Person.from_document(person.document())

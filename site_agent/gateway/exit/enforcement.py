@@ -6,7 +6,7 @@ whenever it changes.
 
 import datetime
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -17,6 +17,7 @@ from site_agent.gateway.policy.decisions import (
     StudyRequest,
     decide,
     decide_fit,
+    decide_summary,
     first_denial,
     number_quotas,
     plugin_decisions,
@@ -31,6 +32,7 @@ from wardround.local import durable
 from wardround.records.ledger.entries import BlockedEntry, HeldEntry
 from wardround.records.plugins import Plugin
 from wardround.records.study import ReportedSection
+from wardround.records.summaries.figures import SiteFigures
 from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec
 
@@ -134,6 +136,23 @@ class PolicyEnforcement:
                 hint=f"edit {self.path} if it should leave",
                 code="DECLINED_POLICY",
             )
+
+    def summary_denial(self, figures: SiteFigures, columns: Mapping[str, str]) -> Decision | None:
+        """What of a summary may not leave by the policy as it is now; None where all of it may.
+
+        Args:
+            columns: what the request calls each column -> what this site does.
+
+        Raises:
+            WardroundError: there is no policy, or it is broken.
+        """
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        policy, told = self.policy(), self.ledger.numbers(today)
+        wanted = policy.statistics
+        if (figures.min_count, figures.digits) != (wanted.min_count, wanted.digits):
+            rule = f"statistics.min_count = {wanted.min_count}, statistics.digits = {wanted.digits}"
+            return Decision("figures made under another policy", False, rule)
+        return first_denial(decide_summary(policy, figures.request, self.coordinator, columns, figures.numbers, told))
 
     def block(self, attempt: RoundAttempt, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a

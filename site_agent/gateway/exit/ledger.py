@@ -296,6 +296,11 @@ class Ledger:
         with self._lock:
             return self._state.numbers[part]
 
+    def summarized(self) -> dict[str, tuple[str, str]]:
+        """This site's columns of which figures left, each with its last summary request and when that was."""
+        with self._lock:
+            return dict(self._state.summarized)
+
     def last_sent(self, study: str, revision: int) -> tuple[int, int]:
         """The furthest round, and its furthest attempt, of which anything was recorded; (0, 0) for none."""
         with self._lock:

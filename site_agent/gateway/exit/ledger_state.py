@@ -26,6 +26,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
+from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import EMPTY_HEAD, NOT_RECEIVED, Awaited, LedgerHead, next_head
 
 Part = str | tuple[str, int, int]  # a UTC day ("2026-01-31"), or a round: study, revision, round
@@ -75,6 +76,7 @@ class LedgerState:
         self.held: set[tuple[str, int, int, str]] = set()  # study, revision, round, digest of the update
         self.decided: dict[tuple[str, int, int, str], str] = {}  # the release decision on each
         self.released: set[tuple[str, int]] = set()  # studies of which an update was released
+        self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
         self._site = self._federation = self._ledger_key = ""
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
@@ -114,6 +116,10 @@ class LedgerState:
                 self._charge(line.ts, resend, resend.try_)
             case DeclareEntry(num_examples=int()):
                 self.numbers[line.ts[:10]] += 1
+            case SummaryEntry() as summary:
+                self.numbers[line.ts[:10]] += summary.numbers
+                told = zip(summary.columns, summary.sources or (), strict=False)
+                self.summarized |= {own: (summary.request, line.ts) for column, own in told if not column.absent}
             case PolicyEntry() as policy:
                 self.policy = policy.sha256 or ""
             case HoldEntry() as hold:

@@ -3,7 +3,7 @@
 Judges only: no file, no network.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -76,6 +76,28 @@ def decide_fit(policy: Policy, study: str, coordinator: str, counts: str) -> lis
     return [_study(policy, request), _counts(policy, request)]
 
 
+def decide_summary(
+    policy: Policy, request: str, coordinator: str, columns: Mapping[str, str], numbers: int, of_day: int
+) -> list[Decision]:
+    """The decision on figures of a table, for a summary request.
+
+    Args:
+        columns: what the request calls each column -> what this site does; "" where it has none.
+        numbers: how many would leave, after ``of_day`` others of this day (UTC).
+    """
+    table = policy.statistics
+    decisions = [_coordinator(policy, coordinator)]
+    named = next((pattern for pattern in table.requests if fnmatchcase(request, pattern)), None)
+    rule = f"statistics.requests = {named!r}" if named else "statistics.requests names no such request"
+    decisions.append(Decision(f"figures for `{request}`", named is not None, rule))
+    for name, here in columns.items():
+        denied = next((text for text in table.deny for one in (name, here) if one and fnmatchcase(one, text)), None)
+        if denied is not None:
+            decisions.append(Decision(f"column `{name}`", False, f"statistics.deny {denied!r}"))
+    decisions.append(_quota("numbers", "day", of_day + numbers, policy.quotas.numbers_per_day))
+    return decisions
+
+
 def plugin_decisions(policy: Policy, plugins: Iterable[Plugin]) -> list[Decision]:
     """The decision on each plug-in that a study would run here."""
     return [_plugin(policy, plugin) for plugin in plugins]
@@ -120,10 +142,15 @@ def first_denial(decisions: Iterable[Decision]) -> Decision | None:
 def _study(policy: Policy, request: StudyRequest) -> Decision:
     table = policy.study
     if request.coordinator != table.coordinator:
-        return Decision(f"coordinator {request.coordinator}", False, f"study.coordinator = {table.coordinator!r}")
+        return _coordinator(policy, request.coordinator)
     named = next((pattern for pattern in table.studies if fnmatchcase(request.study, pattern)), None)
     rule = f"study.studies = {named!r}" if named else "study.studies names no such study"
     return Decision(f"study {request.study}", named is not None, rule)
+
+
+def _coordinator(policy: Policy, coordinator: str) -> Decision:
+    wanted = policy.study.coordinator
+    return Decision(f"coordinator {coordinator}", coordinator == wanted, f"study.coordinator = {wanted!r}")
 
 
 def _tensor(policy: Policy, spec: TensorSpec) -> Decision:

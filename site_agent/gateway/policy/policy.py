@@ -8,6 +8,7 @@
     [quotas]    bytes and numbers, a round and a day
     [release]   whether a person releases updates before they are sent
     [plugins]   whose code may run here besides ours
+    [statistics] for which requests a person may let figures of a table leave, and how coarse they are
 
 The policy passes or blocks, and never alters: a study that wants to report more than the policy allows is blocked, not
 trimmed. One denied tensor blocks the whole update. Integer tensors and normalization statistics are denied unless a
@@ -23,6 +24,7 @@ from wardround.errors import BadData, NeedsPerson
 from wardround.records.plugins import PluginTable
 from wardround.records.schema import Strict, check, parse_toml
 from wardround.records.study import METRIC_NAME
+from wardround.records.summaries.figures import LARGEST_COUNT, LEAST_COUNT, MOST_DIGITS
 from wardround.tensors.manifests import ITEM_BYTES
 
 CHECK = "nothing leaves until it is right: edit it, then `site-agent policy check`"
@@ -98,6 +100,13 @@ class ReleaseTable(Strict):
     updates: Literal["none", "first", "every"] = "none"
 
 
+class StatisticsTable(Strict):
+    requests: tuple[Pattern, ...] = ()  # shell patterns of summary requests' names; none: no figures leave
+    deny: tuple[Pattern, ...] = ()  # columns of which nothing is told, as a request or this site calls them
+    min_count: int = Field(default=10, ge=LEAST_COUNT, le=LARGEST_COUNT, strict=True)
+    digits: int = Field(default=3, ge=1, le=MOST_DIGITS, strict=True)
+
+
 class Policy(Strict):
     study: StudyTable
     tensors: TensorTable = TensorTable()
@@ -107,6 +116,7 @@ class Policy(Strict):
     quotas: QuotaTable
     release: ReleaseTable = ReleaseTable()
     plugins: PluginTable = PluginTable()
+    statistics: StatisticsTable = StatisticsTable()
 
 
 def load(path: Path, study: str = "STUDY") -> Policy:

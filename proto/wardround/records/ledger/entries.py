@@ -6,10 +6,11 @@ class also takes ``more``: fields of a later version, which nobody here reads.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 from wardround.errors import BadData
+from wardround.records.ledger.base import BaseEntry, Person
 from wardround.records.ledger.form import Digest, Record, Unjudged, encoded
+from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import LedgerHead, Receipt, RecordedUpload
 from wardround.signing import canonical
 from wardround.signing.dsse import Envelope
@@ -18,29 +19,6 @@ LEFT = (
     "study", "revision", "study_digest", "kind", "round", "attempt", "destination", "manifest_sha256", "metrics",
     "num_examples", "num_validation",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class UserAccount(Record):
-    """A user account of the site's machine."""
-
-    name: str
-    uid: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Person(Record):
-    """Who decided something: by which word that is known (``source``), and the account that the command ran as."""
-
-    name: str
-    uid: int
-    source: Unjudged | None = None
-    account: UserAccount | None = None
-
-    def words(self) -> str:
-        """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
-        account = self.account.name if self.account is not None else self.name
-        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,26 +91,14 @@ class CitedHead(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Entry(Record):
-    """What a line says. ``type`` is its word on disk."""
-
-    type: ClassVar[str] = ""
-
-    @property
-    def place(self) -> tuple[str | None, int | None]:
-        """The study and the round that it is about; None where it names none."""
-        return getattr(self, "study", None), getattr(self, "round", None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LimitedEntry(_Entry):
+class LimitedEntry(BaseEntry):
     """One of a type that a coordinator can cause without end: ``left_out`` before it have no line."""
 
     left_out: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenesisEntry(_Entry):
+class GenesisEntry(BaseEntry):
     """The first line: who keeps this ledger, by its key, and which ledger it continues."""
 
     type = "genesis"
@@ -143,7 +109,7 @@ class GenesisEntry(_Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdentityEntry(_Entry):
+class IdentityEntry(BaseEntry):
     """A certificate that this site has from here on, and the key of the coordinator's receipts."""
 
     type = "identity"
@@ -168,7 +134,7 @@ class SessionEntry(LimitedEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyEntry(_Entry):
+class PolicyEntry(BaseEntry):
     """Another policy is in force."""
 
     type = "policy"
@@ -186,7 +152,7 @@ class PluginRow(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConsentEntry(_Entry):
+class ConsentEntry(BaseEntry):
     """A study was approved, or the approval withdrawn."""
 
     type = "consent"
@@ -225,7 +191,7 @@ class DeclareEntry(LimitedEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControlEntry(_Entry):
+class ControlEntry(BaseEntry):
     """All messages since the last such line, by method, without the payloads of uploads."""
 
     type = "control"
@@ -234,7 +200,7 @@ class ControlEntry(_Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UploadEntry(_Entry):
+class UploadEntry(BaseEntry):
     """An update that may leave from here on, once."""
 
     type = "upload"
@@ -286,7 +252,7 @@ class UploadEntry(_Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResendEntry(_Entry):
+class ResendEntry(BaseEntry):
     """An upload may leave once more. ``sent``: payload bytes of the try before it; None where nobody knows."""
 
     type = "resend"
@@ -301,7 +267,7 @@ class ResendEntry(_Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReceiptEntry(_Entry):
+class ReceiptEntry(BaseEntry):
     """The coordinator's signed answer to an upload, verbatim."""
 
     type = "receipt"
@@ -336,7 +302,7 @@ class BlockedEntry(LimitedEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HoldEntry(_Entry):
+class HoldEntry(BaseEntry):
     """An update that a person must decide about: ``update`` is the digest of all that would leave."""
 
     study: str
@@ -369,7 +335,7 @@ class RejectedEntry(HoldEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeftEntry(_Entry):
+class LeftEntry(BaseEntry):
     """The membership ended."""
 
     type = "left"
@@ -377,7 +343,7 @@ class LeftEntry(_Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecoveredEntry(_Entry):
+class RecoveredEntry(BaseEntry):
     """A crash tore the last line; its bytes are kept in ``torn/``."""
 
     type = "recovered"
@@ -385,15 +351,15 @@ class RecoveredEntry(_Entry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnknownEntry(_Entry):
+class UnknownEntry(BaseEntry):
     """An entry of a type that a later version writes; all its fields are in ``more``."""
 
     unknown_type: str
 
 
 Entry = (
-    GenesisEntry | IdentityEntry | SessionEntry | PolicyEntry | ConsentEntry | DeclareEntry | ControlEntry
-    | UploadEntry | ResendEntry | ReceiptEntry | BlockedEntry | HeldEntry | ReleasedEntry | RejectedEntry | LeftEntry
-    | RecoveredEntry | UnknownEntry
+    GenesisEntry | IdentityEntry | SessionEntry | PolicyEntry | ConsentEntry | DeclareEntry | SummaryEntry
+    | ControlEntry | UploadEntry | ResendEntry | ReceiptEntry | BlockedEntry | HeldEntry | ReleasedEntry
+    | RejectedEntry | LeftEntry | RecoveredEntry | UnknownEntry
 )  # fmt: skip
 Limited = SessionEntry | DeclareEntry | BlockedEntry  # each LimitedEntry

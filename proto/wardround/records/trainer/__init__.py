@@ -1,7 +1,8 @@
 """What the gateway and the trainer say to each other: a class for each request, each answer, and a failure.
 
-Imports ``wardround.errors`` and ``wardround.terminal``. The trainer runs code of others over data of others, so nothing
-that it sends is more than data: lengths, counts and names are bounded, and unknown fields are refused.
+Imports ``wardround.errors``, ``wardround.terminal`` and the figures of summaries. The trainer runs code of others over
+data of others, so nothing that it sends is more than data: lengths, counts and names are bounded, and unknown fields
+are refused.
 """
 
 from wardround.records.trainer.answers import (
@@ -26,6 +27,7 @@ from wardround.records.trainer.answers import (
     PrivateTensor,
     Progress,
     Status,
+    Summarized,
     TensorRow,
     Trained,
     Validated,
@@ -66,6 +68,7 @@ from wardround.records.trainer.requests import (
     Predict,
     Request,
     StatFiles,
+    Summarize,
     Train,
     Validate,
     request_from,
@@ -124,6 +127,8 @@ __all__ = [
     "Result",
     "StatFiles",
     "Status",
+    "Summarize",
+    "Summarized",
     "TensorRow",
     "Train",
     "Trained",

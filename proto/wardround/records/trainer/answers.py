@@ -4,6 +4,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from wardround.records.summaries.figures import ColumnFigures
+from wardround.records.summaries.request import MOST_COLUMNS
 from wardround.records.trainer.failures import checked
 from wardround.records.trainer.fields import (
     MOST_TENSORS,
@@ -195,6 +197,20 @@ class Examined(Answer):
     findings: Annotated[list[Finding], Field(max_length=MOST_FINDINGS)]
     more: Count
     checked: Checked | None
+
+
+class Summarized(Answer):
+    """The figures of a table for a summary request, in its order; the gateway looks at each before anything leaves.
+
+    Attributes:
+        sources: this site's name of each column; "" where it has none.
+        notes: what a person should know before.
+    """
+
+    rows: Count
+    columns: Annotated[list[ColumnFigures], Field(max_length=MOST_COLUMNS)]
+    sources: Annotated[list[Place], Field(max_length=MOST_COLUMNS)]
+    notes: Annotated[list[Words], Field(max_length=1024)]
 
 
 class Drafted(Answer):

@@ -4,6 +4,7 @@ describe          Described     which tensors of a study this site would upload,
 inspect           Inspected     what data holds, without a study
 check             Checked       what a study makes of the data
 examine           Examined      all of the data that does not fit a study, or as check
+summarize         Summarized    the figures of a site's table that may be told outside, before there is a study
 draft_mapping     Drafted       how a site's table becomes a study's, for a person to edit
 stat_files        FilesStat     how the data's files lie there now; reads no patient
 hash_files        FileDigests   the digests of the data's files now
@@ -35,6 +36,7 @@ from wardround.records.trainer.answers import (
     Inspected,
     Predicted,
     Status,
+    Summarized,
     Trained,
     Validated,
 )
@@ -174,6 +176,19 @@ class DraftMapping(Request[Drafted]):
     out: Path
 
 
+class Summarize(Request[Summarized]):
+    """Reads the table of the data called ``data`` for a summary ``request``, a document.
+
+    ``min_count`` and ``digits``: how coarsely numbers are told, by the policy.
+    """
+
+    command: Literal["summarize"] = "summarize"
+    request: StudyDocument
+    data: Name
+    min_count: Count
+    digits: Count
+
+
 class StatFiles(Request[FilesStat]):
     """Looks at the status of the files of the data called ``data``."""
 
@@ -294,8 +309,8 @@ class Abort(Request[Done]):
 
 
 AnyRequest = (
-    Describe | Inspect | Check | Examine | DraftMapping | StatFiles | HashFiles | Train | Validate | Commit | Discard
-    | Finish | ListCheckpoints | Export | Predict | GetDevice | GetStatus | Abort
+    Describe | Inspect | Check | Examine | Summarize | DraftMapping | StatFiles | HashFiles | Train | Validate | Commit
+    | Discard | Finish | ListCheckpoints | Export | Predict | GetDevice | GetStatus | Abort
 )  # fmt: skip
 _UNION: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="command")])
 COMMANDS: dict[str, type[AnyRequest]] = {
