@@ -15,9 +15,7 @@ from coordinator import authority_commands, backups, creation, requests
 from coordinator.answers import (
     Answer,
     InvitationMade,
-    ReceiptsCopied,
     Revoked,
-    RolledOver,
     SiteList,
     SiteRow,
     StudyCreated,
@@ -29,6 +27,7 @@ from coordinator.answers import (
     StudyStatus,
 )
 from coordinator.context import Context
+from coordinator.member_answers import ReceiptsCopied, RolledOver
 from coordinator.requests import Request, request_from
 from coordinator.storage import tables
 from coordinator.studies import fits, report

@@ -5,8 +5,8 @@ import logging
 import sqlalchemy as sa
 
 from coordinator import requests
-from coordinator.answers import AuthorityStatus, IntermediateRequested, RootRow
 from coordinator.context import Context
+from coordinator.member_answers import AuthorityStatus, IntermediateRequested, RootRow
 from coordinator.members import roots
 from coordinator.requests import Request
 from coordinator.storage import tables

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import AuthorityStatus, IntermediateRequested
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, Json, State
+from coordinator.member_answers import AuthorityStatus, IntermediateRequested
 from coordinator.requests import (
     InstallIntermediate,
     LeaveRoot,

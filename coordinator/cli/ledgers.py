@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import ReceiptsCopied, RolledOver
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, State
+from coordinator.member_answers import ReceiptsCopied, RolledOver
 from coordinator.requests import CopyReceipts, RollOver
 from wardround.cli import say
 

@@ -365,15 +365,14 @@ class CommandHandler:
     def declare(self, connection: Connection, declaration: Declaration, *, often: bool = False) -> None:
         """Tell the coordinator where this site stands, after the ledger holds that it is told.
 
-        Args:
-            often: a coordinator can cause it without end, and the ledger has not each of them by itself. The bytes of
-                all stand in its `control` lines.
+        ``often``: a coordinator can cause it without end, and the ledger has not each of them by itself. The bytes of
+        all stand in its `control` lines.
         """
         append = self._ledger.append_often if often else self._ledger.append
         append(entries.DeclareEntry(
             study=declaration.study, revision=declaration.revision, standing=declaration.status.value,
-            round=declaration.round, attempt=declaration.attempt, code=declaration.code,
-            estimate_s=declaration.estimate_s or None,
+            estimate_s=declaration.estimate_s or None, round=declaration.round, attempt=declaration.attempt,
+            code=declaration.code,
         ))  # fmt: skip
         connection.declare(declaration)
 

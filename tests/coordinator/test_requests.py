@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import answers, requests
+from coordinator import answers, member_answers, requests
 from coordinator.answers import Answer, AttemptReport, BestRound, SiteList, StudyReport, StudyStatus
 from coordinator.requests import Request, request_from
 from wardround.errors import Unavailable, UsageProblem
@@ -59,10 +59,11 @@ REQUESTS = (
     requests.CreateSummary, requests.ListSummaries, requests.ShowSummary, requests.CloseSummary,
 )  # fmt: skip
 ANSWERS = (
-    answers.InvitationMade, SiteList, answers.Revoked, answers.ReceiptsCopied, answers.RolledOver, answers.StudyCreated,
+    answers.InvitationMade, SiteList, answers.Revoked, member_answers.ReceiptsCopied, member_answers.RolledOver,
+    answers.StudyCreated,
     StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
+    member_answers.AuthorityStatus, member_answers.IntermediateRequested,
     answers.SummaryCreated, answers.SummaryList, answers.SummaryShown,
-    answers.AuthorityStatus, answers.IntermediateRequested,
 )  # fmt: skip
 
 
