@@ -10,6 +10,7 @@
 #   make docs    the documentation as a site, in site/
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
+#   make evidence-faults   those of programs killed, disks filled and lines cut (hours)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,7 +26,7 @@ FILES ?=
 ATHERIS ?=
 WITHOUT ?=
 
-.PHONY: demo evidence check test attacks fuzz chaos lint lint-deploy docs format proto bench install dev clean
+.PHONY: demo evidence evidence-faults check test attacks fuzz chaos lint lint-deploy docs format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
@@ -62,6 +63,19 @@ evidence: dev
 	$(BIN)/python -m tools.evidence_cost
 	$(BIN)/python -m tools.evidence_tamper
 	$(BIN)/python -m tools.evidence_verify_speed
+	$(BIN)/python -m tools.evidence_identity renewals
+	$(BIN)/python -m tools.evidence_identity redemptions
+
+# Hours on a quiet machine: programs killed, disks filled, lines cut. A short version of each is under `make chaos`.
+evidence-faults: dev
+	$(BIN)/python -m tools.evidence_kills
+	$(BIN)/python -m tools.evidence_kills --model "8 MB"
+	$(BIN)/python -m tools.evidence_syscalls
+	$(BIN)/python -m tools.evidence_disk --side coordinator
+	$(BIN)/python -m tools.evidence_disk --side site
+	$(BIN)/python -m tools.evidence_line
+	$(BIN)/python -m tools.evidence_crowd
+	$(BIN)/python -m tools.evidence_soak
 
 lint: dev
 	$(BIN)/ruff check .

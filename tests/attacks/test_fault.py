@@ -270,9 +270,9 @@ def test_verified_while_written(tmp_path: Path) -> None:
             writer.kill()
 
 
-@pytest.mark.attack(promise="P11", refused_by="coordinator/storage/database.py")
+@pytest.mark.attack(promise="P11", refused_by="coordinator/connections.py")
 def test_descriptors_run_out__at_the_port_of_the_sites(world: World) -> None:
-    """More connections than descriptors: gRPC waits with the next; nothing of ours takes it for a lost database."""
+    """More connections than descriptors: those without a call are closed first; files and members keep theirs."""
     world.init()
     service = world.serve()
     site = FakeSite(world.ask_coordinator("invite", "alpha"))
