@@ -70,6 +70,7 @@ SECTIONS = (
     ("checkpoints", study.CheckpointSection),
     ("reported", study.ReportedSection),
     ("limits", study.LimitsSection),
+    ("aggregation", study.AggregationSection),
     ("public_data", study.PublicDataSection),
     ("plugins.X", study.PluginSection),
 )

@@ -9,6 +9,7 @@ from fl_algorithms.lab.keys import Key, keys
 from fl_algorithms.registry import METHODS, MODELS, TASKS
 from fl_algorithms.settings.libraries import LIBRARIES
 from tools import study_page
+from wardround.records.study import StudyFile
 
 
 def tables() -> Iterator[tuple[str, type[BaseModel]]]:
@@ -22,6 +23,11 @@ def tables() -> Iterator[tuple[str, type[BaseModel]]]:
 def test_every_key_of_a_study_file_has_a_range_and_a_meaning(name: str, table: type[BaseModel]) -> None:
     found = list(keys(table))
     assert [key.name for key in found if not (key.range and key.meaning)] == []
+
+
+def test_every_table_of_a_study_file_stands_on_the_page() -> None:
+    for name in (*StudyFile.model_fields, "variants"):
+        assert f"[{name}" in study_page.page(), name
 
 
 def test_the_page_is_what_the_classes_say() -> None:

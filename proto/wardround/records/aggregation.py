@@ -27,14 +27,15 @@ KRUM_MORE = 3  # updates beside twice the bad ones: n > 2 f + 2
 
 
 class AggregationSection(Strict):
-    """The rule, and the settings that it has.
+    """How the coordinator makes one update of the sites' updates, and the settings of the rule that does.
 
     Attributes:
-        bad_sites: how many bad sites the rule is set to stand: f. trimmed_mean, krum and multi_krum.
-        chosen: how many updates are averaged: m. None: n - f - 2, the most for which there is a proof. multi_krum.
-        clip: the largest norm of an update, in medians of the round's norms. clipped_mean.
-        clip_norm: the largest norm itself, in place of ``clip``. clipped_mean.
-        smoothing: the smallest distance that an update is taken to have. geometric_median.
+        rule: the mean, or one that bounds what a few bad sites can do.
+        bad_sites: of trimmed_mean, krum and multi_krum: how many bad sites the rule is set to stand, f.
+        chosen: of multi_krum: how many updates are averaged, m. None: n - f - 2, the most for which there is a proof.
+        clip: of clipped_mean: the largest norm of an update, in medians of the round's norms.
+        clip_norm: of clipped_mean: the largest norm itself, in place of ``clip``.
+        smoothing: of geometric_median: the smallest distance that an update is taken to have.
     """
 
     rule: Rule = "mean"
