@@ -33,7 +33,8 @@ def to_document(state: RunState, note: Mapping[str, Any]) -> bytes:
     kept: dict[str, dict[str, Any]] = {site: {} for site in state.kept}
     for site, kinds in state.kept.items():
         for kind, checkpoint in kinds.items():
-            tensors |= {f"kept|{site}|{kind}|{name}": tensor for name, tensor in checkpoint.tensors.items()}
+            # safetensors takes no tensors that share memory, as those of the latest and the best checkpoint may
+            tensors |= {f"kept|{site}|{kind}|{name}": tensor.clone() for name, tensor in checkpoint.tensors.items()}
             kept[site][kind] = card(checkpoint)
     meta = {
         "format": FORMAT,

@@ -27,7 +27,7 @@ from coordinator.studies import aggregations, conclusion
 from coordinator.updates import decide, ledgers, receipts
 from fl_algorithms.server.aggregator import Round, Update
 from fl_algorithms.server.combining import Combined
-from fl_algorithms.server.limits import averaged
+from fl_algorithms.server.limits import averaged, combine
 from fl_algorithms.server.mean import InMemory
 from site_agent.gateway.enrolment.identity import Identity
 from tests.attacks import crooked
@@ -1066,5 +1066,5 @@ def test_blame_of_another(method: str) -> None:
     made, account = averaged(study, half, updates, (), make, kept=kept, round_number=1)
     said = "norm 1.1, and `body.norms.0.running_var` of its model, a variance, is negative"
     assert account.left_out == {"cedar": said}
-    assert made == make(updates[:2])
+    assert made == make(updates[:2], combine(half, updates[:2], study.limits.max_weight))
     assert account.norms["cedar"] < min(account.norms["ash"], account.norms["birch"])

@@ -300,7 +300,7 @@ def test_status_says_in_words_what_is_not_in_force(capsys: pytest.CaptureFixture
         receipt_key="cd" * 32,
         certificate_expires="", running=True, connected=False, certificate_fork_since=None, isolation="seccomp",
         isolation_missing=("signals", "new_one"), device="cpu", users=Users("a", "b", separate=True, root=False),
-        studies=(), disputed=(),
+        studies=(), disputed=(), trainer_problem=None,
     )  # fmt: skip
     status._print_status(shown)
     said = capsys.readouterr().out

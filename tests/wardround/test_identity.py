@@ -92,7 +92,7 @@ def test_a_certificate_of_another_profile_is_nobodys(made: Callable[[], x509.Cer
     assert caught.value.message in (
         "the certificate has no URI name or no usage",
         "the certificate has other names or usages than one URI, client",
-        "the certificate's URI name is not that of a client",
+        "the certificate's URI name is not a site's, an invitation's or a renewal's",
     )
 
 

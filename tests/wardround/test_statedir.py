@@ -37,15 +37,17 @@ ARGUMENTS = {
     "coordinator authority request": ["--out", "OUT"],
     "coordinator init": ["--federation", "f", "--address", "127.0.0.1:1"],
     "coordinator invite": ["north"],
+    "coordinator backup": ["--out", "OUT"],
     "coordinator receipts": ["north", "--out", "OUT"],
+    "coordinator restore": ["TABLE"],
     "coordinator rollover": ["north", "--ledger", "00" * 16],
     "coordinator revoke": ["north"],
-    **{f"coordinator study {one}": ["s"] for one in ("fit", "report", "start", "status", "stop")},
+    **{f"coordinator study {one}": ["s"] for one in ("archive", "fit", "renew", "report", "start", "status", "stop")},
     "coordinator study create": ["TABLE"],
     **{f"coordinator summary {one}": ["s"] for one in ("show", "close", "draft")},
     "coordinator summary create": ["TABLE"],
 }
-MAKES = ("site-agent join", "coordinator init")  # what a missing or an empty folder is right for
+MAKES = ("site-agent join", "coordinator init", "coordinator restore")  # what a missing or an empty folder is right for
 NEEDS_NO_MEMBER = ("site-agent data add", "site-agent data list", "site-agent policy check")  # an empty folder will do
 WITH_STATE = [
     words

@@ -201,7 +201,8 @@ def served(server_of: Callable[[Any, Any], Any], data: bytes, users: frozenset[i
     """Give the bytes to a control server as one connection, and look at what it answers."""
     server = control.ControlServer.__new__(control.ControlServer)
     server._handler, server._users, server._closing = server_of, users, False
-    server._lock, server._served, ended = threading.Lock(), 0, list[BaseException]()
+    server._lock, server._served, server._callers = threading.Lock(), 0, set()
+    ended = list[BaseException]()
     server._fatal = ended.append
     ours, theirs = socket.socketpair()
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)  # the answer, which nobody reads before its end
@@ -354,7 +355,6 @@ TARGETS = [
     Target("coordinator.ledger", "LedgerPage", _called_with("Ledger", pb.LedgerPage, _pages), 20),
     Target("coordinator.receipts", "ReceiptsRequest, and the stream it opens",
            _called_with("Receipts", pb.ReceiptsRequest, _receipts), 4),
-    Target("coordinator.return", "ReturnRequest", _called_with("Return", pb.ReturnRequest, _lost_receipts), 12),
     Target("coordinator.summary-requests", "SummaryRequestsRequest", _called_with(
         "SummaryRequests", summaries_pb2.SummaryRequestsRequest,
         lambda world: [summaries_pb2.SummaryRequestsRequest(agent_version=__version__)]), 4),

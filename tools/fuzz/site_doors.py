@@ -370,7 +370,7 @@ def _enrol_reply(folder: Path) -> Door:
         shutil.rmtree(state.root, ignore_errors=True)
         site.write(state.root)
         state.site_file.unlink()
-        with mock.patch.object(joining, "Connection", lambda *rest: connection([answer])):
+        with mock.patch.object(joining, "Connection", lambda *rest, **named: connection([answer])):
             joining.join(state, text, MOMENT)
         state.site()
 
