@@ -73,6 +73,7 @@ def agent_socket(only: str) -> Callable[[World], tuple[Service, Path]]:
     return start
 
 
+@pytest.mark.chaos
 @pytest.mark.attack(promise="P11", refused_by="proto/wardround/local/sockets.py")
 @pytest.mark.parametrize(
     ("start", "ask"),
@@ -95,6 +96,7 @@ def test_descriptors_run_out(world: World, start: Callable[[World], tuple[Servic
     assert control.call(path, {"command": ask}, timeout_s=30)
 
 
+@pytest.mark.chaos
 @pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/agent.py")
 def test_descriptors_run_out__while_the_line_is_down(world: World) -> None:
     """An agent that looked for the coordinator just then could not read its own certificate, and ended with 70."""
@@ -270,6 +272,7 @@ def test_verified_while_written(tmp_path: Path) -> None:
             writer.kill()
 
 
+@pytest.mark.chaos
 @pytest.mark.attack(promise="P11", refused_by="coordinator/connections.py")
 def test_descriptors_run_out__at_the_port_of_the_sites(world: World) -> None:
     """More connections than descriptors: those without a call are closed first; files and members keep theirs."""

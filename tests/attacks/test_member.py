@@ -64,6 +64,7 @@ def by_a_revoked_site(place: Place) -> tuple[tuple[bytes, bytes, bytes], str]:
     return pems, "Federation/Declare"
 
 
+@pytest.mark.chaos
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
 @pytest.mark.parametrize("who", [by_a_member, by_an_unused_invitation, by_a_revoked_site])
 def test_hung_first_messages(tmp_path: Path, who: Callable[[Place], tuple[tuple[bytes, bytes, bytes], str]]) -> None:

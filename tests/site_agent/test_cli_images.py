@@ -480,6 +480,7 @@ def test_slices_with_a_row_each_are_so_many_images(tmp_path: Path, in_process: N
     assert "Data `patients`: 4 images\n  kind: DICOM (4)\n  modality: CT (4)\n  size: 8 x 8 (4)\n" in told
 
 
+@pytest.mark.chaos
 def test_patient_in_a_dicom_header_is_told_nowhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     canary, hospital = "Canary^Yellow", hospital_of(tmp_path, image_study({**IMAGES, "fit": "resize"}))
     folder, names = tmp_path / "images", [f"{place:02}.dcm" for place in range(12)]

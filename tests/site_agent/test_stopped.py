@@ -120,6 +120,7 @@ def test_the_kernel_says_that_a_process_is_stopped(hospital: Hospital) -> None:
 # the worker
 
 
+@pytest.mark.chaos
 def test_a_worker_that_is_stopped_mid_round_is_ended_and_the_next_request_has_another(
     hospital: Hospital, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -245,6 +246,7 @@ def kept(hospital: Hospital) -> Iterator[TrainerProcess]:
         trainer.stop()
 
 
+@pytest.mark.chaos
 def test_a_listener_that_is_killed_or_stopped_is_started_again(
     hospital: Hospital, kept: TrainerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,7 +16,7 @@ from tools.world import CommandFailed, command
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, head_after, line_hash
 from wardround.signing import canonical
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.chaos]
 
 ROUNDS = 8
 LEAK = 64 * 1024

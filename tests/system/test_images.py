@@ -28,7 +28,7 @@ from wardround.local import control
 from wardround.records import study as study_file
 from wardround.signing.certificates import Name
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.chaos]
 
 FEDERATION = "images"
 SITES = ("ash", "birch")

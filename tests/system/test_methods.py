@@ -80,6 +80,11 @@ AGAIN = [*((name, UNLIKE) for name in DISTILLING), *ROBUST.items()]
 METHODS = sorted(name for name, row in registry.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
+def long(method: str) -> tuple[pytest.MarkDecorator, ...]:
+    """A coordinator that distills starts a process with torch for each aggregation."""
+    return (pytest.mark.chaos,) if method in DISTILLING else ()
+
+
 def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> ResolvedStudy:
     """A resolved study of two rounds of three steps. ``told``: in place of what SETTINGS has."""
     name = f"short-{method.replace('_', '-')}" + ("" if told is None else "-again")
@@ -186,7 +191,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 @pytest.mark.parametrize(
     ("method", "told"),
-    [*(pytest.param(name, None, id=name) for name in METHODS), *AGAIN],
+    [pytest.param(name, None, id=name, marks=long(name)) for name in METHODS]
+    + [pytest.param(name, told, marks=long(name)) for name, told in AGAIN],
 )
 def test_a_federation_reaches_the_same_bits_as_the_lab(
     method: str, told: Any, federation: Federation, tmp_path: Path

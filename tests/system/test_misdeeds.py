@@ -48,6 +48,7 @@ def verified(ledger: Path, receipts: Path) -> tuple[int, int]:
     return first.returncode, other.returncode
 
 
+@pytest.mark.chaos
 def test_nan_is_refused_a_killed_coordinator_goes_on_and_an_edited_ledger_is_found(
     tmp_path: Path, world: World
 ) -> None:
