@@ -244,13 +244,7 @@ def _alembic() -> Config:
 
 def _settings(connection: sqlite3.Connection, record: object) -> None:
     connection.isolation_level = None  # SQLAlchemy says when a transaction begins; see _begin
-    for setting in (
-        "journal_mode=WAL",
-        "synchronous=FULL",
-        "foreign_keys=ON",
-        "busy_timeout=10000",
-        "wal_autocheckpoint=0",
-    ):
+    for setting in SETTINGS:
         connection.execute(f"PRAGMA {setting}")
 
 

@@ -6,12 +6,12 @@ import re
 import shlex
 import sys
 import traceback
-from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
+from wardround import __version__
 from wardround.errors import NeedsPerson, UsageProblem, WardroundError
 from wardround.local import memory
 from wardround.terminal import escaped, screened
@@ -53,7 +53,7 @@ def application(name: str, purpose: str) -> typer.Typer:
 
     def say_version(wanted: bool) -> None:
         if wanted:
-            print(f"{name} {version('wardround')}")
+            print(f"{name} {__version__}")
             raise typer.Exit
 
     @app.callback()

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from tests.site_agent.site_world import SiteWorld
 from tools.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,3 +68,13 @@ def world(tmp_path: Path) -> Iterator[World]:
     """A federation of real processes over mutual TLS on loopback; empty until something is started in it."""
     with World(tmp_path) as world:
         yield world
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[SiteWorld]:
+    """One hospital over real TLS, with a coordinator and a trainer that do as a test says."""
+    world = SiteWorld(tmp_path)
+    try:
+        yield world
+    finally:
+        world.close()

@@ -67,16 +67,6 @@ from wardround.v1 import federation_pb2 as pb
 LAST_UINT32 = 2**32 - 1
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[SiteWorld]:
-    """One hospital over real TLS, with a coordinator and a trainer that do as a test says."""
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
-
-
 def refused_beyond(site: SiteWorld, uploads: int) -> None:
     """The site said that it is asked beyond its consent, and sent nothing more than so many uploads."""
     site.coordinator.wait_declared("DECLINED", "DECLINED_BEYOND_CONSENT")

@@ -1,6 +1,5 @@
 """Whoever would see a patient in a table's figures: a coordinator that asks, a trainer that tells, a site that lies."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,6 @@ from wardround.errors import BadData, NeedsPerson, NotPermitted, WardroundError
 from wardround.records.summaries.request import MOST_BYTES, MOST_OPEN, SummaryRequest
 from wardround.signing import canonical
 from wardround.v1 import summaries_pb2, summaries_pb2_grpc
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[SiteWorld]:
-    world = SiteWorld(tmp_path)
-    try:
-        yield world
-    finally:
-        world.close()
 
 
 def read(columns: dict[str, list[str]], *wanted: Any, min_count: int = 10) -> Any:

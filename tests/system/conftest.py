@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.coordinator.conftest import Place
 from tools.world import World, command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,3 +52,14 @@ def breast_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def world(tmp_path: Path) -> Iterator[World]:
     with World(tmp_path) as world:
         yield world
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A coordinator in this process, beside whose folder a test has room for sites of its own."""
+    (tmp_path / "there").mkdir()
+    place = Place(tmp_path / "there")
+    try:
+        yield place
+    finally:
+        place.close()

@@ -5,7 +5,6 @@ against a coordinator that serves, with sites that keep calling.
 import datetime
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,16 +25,6 @@ from wardround.signing import certificates, chains
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operators.md"
 SECRET = b"correct horse battery"
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    (tmp_path / "there").mkdir()
-    place = Place(tmp_path / "there")
-    try:
-        yield place
-    finally:
-        place.close()
 
 
 class Member:

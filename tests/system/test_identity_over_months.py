@@ -3,7 +3,6 @@ seconds, on loopback in this process.
 """
 
 import datetime
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,16 +18,6 @@ from tools.world import wait_until
 from wardround.errors import NeedsPerson, TryAgain
 from wardround.local.durable import StateLock
 from wardround.signing import certificates
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    (tmp_path / "there").mkdir()
-    place = Place(tmp_path / "there")
-    try:
-        yield place
-    finally:
-        place.close()
 
 
 @pytest.fixture
