@@ -59,6 +59,8 @@ class Stubborn:
                 request = pb.StudiesRequest(agent_version=__version__)
                 self.site.federation.Studies(request, timeout=20, wait_for_ready=True)
                 self._resolve()
+                if not self._is_offered():
+                    return  # it ended with the last coordinator, before the word reached this site
                 self.site.declare(self.study)
                 for event in self.site.federation.Watch(pb.WatchRequest(agent_version=__version__), timeout=LIMIT_S):
                     if not event.HasField("assignment"):
@@ -68,6 +70,9 @@ class Stubborn:
                     self._answer(event.assignment)
             except grpc.RpcError:
                 continue
+
+    def _is_offered(self) -> bool:
+        return any(offer.study == self.study for page in self.site.pages() for offer in page)
 
     def _answer(self, assignment: Any) -> None:
         """The same upload id for the same update, however often it must be sent."""
