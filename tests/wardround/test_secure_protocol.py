@@ -290,16 +290,17 @@ def test_a_policy_wants_enough_sites_in_a_set_and_enough_that_people_know() -> N
         policy.refuse_set(world.roster, "amsterdam", ("amsterdam", *NAMES[2:6]), world.rules)
 
 
-def test_a_set_is_signed_once_for_a_round_and_once_for_a_model() -> None:
-    one = Pledge("study", 3, "base", "context", "set")
+def test_one_set_is_signed_for_a_round_and_sets_of_the_same_sites_for_a_model() -> None:
+    one = Pledge("study", 3, "base", "context", "set", ("a", "b", "c"))
     pledges = Pledges().plus(one)
     assert pledges.plus(one) == pledges
     with pytest.raises(NotPermitted, match="signed another set for round 3 and signs no second one"):
         pledges.plus(replace(one, context="second attempt"))
     with pytest.raises(NotPermitted) as error:
-        pledges.plus(replace(one, round=4, chosen="other"))
+        pledges.plus(replace(one, round=4, chosen="other", sites=("a", "b", "d")))
     assert "round 3, which began with the same model as round 4" in error.value.message
     assert error.value.hint.endswith("else people begin a new revision")
+    assert len(pledges.plus(replace(one, round=4, chosen="other")).signed) == 2  # of the same sites
     assert len(pledges.plus(replace(one, round=4, base="next")).signed) == 2
     assert len(pledges.plus(replace(one, study="new revision")).signed) == 2
 

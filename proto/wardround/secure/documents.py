@@ -56,7 +56,10 @@ def pledges_document(pledges: Pledges) -> list[dict[str, object]]:
 
 def pledges_from_document(document: Any) -> Pledges:
     """Raises BadData: not what ``pledges_document`` gave. Without its pledges a site signs nothing."""
-    return _read(lambda: Pledges(tuple(Pledge(**one) for one in document)), "the list of the sets that were signed")
+    return _read(
+        lambda: Pledges(tuple(Pledge(**{**one, "sites": tuple(one["sites"])}) for one in document)),
+        "the list of the sets that were signed",
+    )
 
 
 def attempt_document(state: Attempt) -> dict[str, object]:

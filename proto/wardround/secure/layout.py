@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from wardround.errors import BadData
 from wardround.secure.masking import Mask, Masks
-from wardround.secure.quantizing import U32, U64, Quantizer, fixed, number_bits, numbers, signed
+from wardround.secure.quantizing import U32, U64, BeyondRange, Quantizer, fixed, number_bits, numbers, signed
 from wardround.signing import canonical
 from wardround.tensors.manifests import TensorSpec
 
@@ -95,11 +95,15 @@ class Layout:
         """Elements of a site's vector, before any mask.
 
         Raises:
-            BeyondRange: a value is beyond the study's range.
+            BeyondRange: a value is beyond the study's range; the message names the tensor.
+            BadData: the weight is beyond the largest one.
         """
-        pieces = [
-            self.quantizer.quantized(block(key, start, some), weight) for key, start, some in self.spans(first, count)
-        ]
+        pieces = []
+        for key, start, some in self.spans(first, count):
+            try:
+                pieces.append(self.quantizer.quantized(block(key, start, some), weight))
+            except BeyondRange as error:
+                raise BeyondRange(error.largest, error.limit, key) from None
         return np.concatenate(pieces) if pieces else np.zeros(0, np.uint32)
 
     def numbers(self, weight: int, metrics: Mapping[str, tuple[float, int]]) -> U64:

@@ -79,13 +79,14 @@ class Policy:
 
 @dataclass(frozen=True)
 class Pledge:
-    """A set that this site signed. context: of the attempt. All digests, the round apart."""
+    """A set that this site signed. study, base, context, chosen: digests, of the attempt's context and of the set."""
 
     study: str
     round: int
     base: str
     context: str
     chosen: str
+    sites: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -97,11 +98,11 @@ class Pledges:
     def plus(self, pledge: Pledge) -> "Pledges":
         """With one more; the same one again changes nothing.
 
-        Two sums from the same model that differ in one site tell what that site added. So a set is signed once for a
-        round, whatever the attempt, and once for a model, whatever the round.
+        Two sums from the same model over sets that differ in one site may tell what that site added. So one set is
+        signed for a round, whatever the attempt, and sets of the same sites for a model, whatever the round.
 
         Raises:
-            NotPermitted: another set was signed for this round, or from this model.
+            NotPermitted: another set was signed for this round, or one of other sites from this model.
         """
         if pledge in self.signed:
             return self
@@ -110,10 +111,10 @@ class Pledges:
                 raise NotPermitted(
                     f"this site has signed another set for round {pledge.round} and signs no second one", code=CODE
                 )
-            if one.study == pledge.study and one.base == pledge.base:
+            if (one.study, one.base) == (pledge.study, pledge.base) and one.sites != pledge.sites:
                 raise NotPermitted(
-                    f"this site has signed a set for round {one.round}, which began with the same model as round "
-                    f"{pledge.round}; both sums together could tell one site's part",
+                    f"this site has signed a set of other sites for round {one.round}, which began with the same model "
+                    f"as round {pledge.round}; both sums together could tell one site's part",
                     hint="a sum that was agreed is opened when enough sites are back; else people begin a new revision",
                     code=CODE,
                 )

@@ -27,14 +27,15 @@ FINEST = 64  # k beyond it would say more than a float32 holds
 class BeyondRange(BadData):
     """A value that the study's range does not hold. ``largest`` is its size: infinite for what is no number."""
 
-    def __init__(self, largest: float, limit: float) -> None:
+    def __init__(self, largest: float, limit: float, tensor: str = "") -> None:
         super().__init__(
-            f"a value of size {largest:.4g} is beyond the study's range of {limit:g}",
+            f"a value of size {largest:.4g}{f' in `{tensor}`' if tensor else ''} is beyond the study's range of "
+            f"{limit:g}",
             hint=f"`range = {range_for(largest):g}` in [secure_aggregation] would hold it"
             if math.isfinite(largest)
             else "",
         )
-        self.largest = largest
+        self.largest, self.limit = largest, limit
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,10 @@ class Quantizer:
             BadData: the weight is below 0 or beyond ``largest_weight``.
         """
         if not 0 <= weight <= self.largest_weight:
-            raise BadData(f"a weight of {weight} rows, the study takes 0 to {self.largest_weight}")
+            raise BadData(
+                f"a weight of {weight} rows, the study takes 0 to {self.largest_weight}",
+                hint='a larger `largest_weight` in [secure_aggregation], or `counts = "uniform"` in [reported]',
+            )
         wide = values.astype(np.float64)
         if (largest := largest_of(wide)) > self.limit:
             raise BeyondRange(largest, self.limit)

@@ -5,7 +5,7 @@ state and messages out.
     shares         a share for each peer         the coordinator carries them
     join           nothing                       from here on, the site can mask its vector over this group
     submit         the signed digest of it       the vector itself goes as any update goes
-    agree          the signature of the set      once for a round and once for a model
+    agree          the signature of the set      one for a round, and of the same sites for a model
     open_          shares                        after t signatures of the same set
     over           nothing                       the secrets are erased
 
@@ -201,7 +201,7 @@ def agree(
     Raises:
         BadData: a submission is not signed by its site, or of another group.
         NotPermitted: this site's vector is not in it, or another; it is too small or of strangers; or another set is
-            signed for this round or from this model.
+            signed for this round, or one of other sites from this model.
     """
     _refuse_without_group(state)
     group, found = state.members, read_all(Submission, envelopes, party.roster)
@@ -216,7 +216,7 @@ def agree(
     party.policy.refuse_set(party.roster, party.site, chosen, party.rules)
     digest = set_digest(group.digest, found)
     context = state.context
-    pledged = pledges.plus(Pledge(context.study, context.round, context.base, context.digest, digest))
+    pledged = pledges.plus(Pledge(context.study, context.round, context.base, context.digest, digest, chosen))
     agreement = Agreement(context.digest, group.digest, party.site, digest)
     return replace(state, chosen=chosen, chosen_digest=digest), pledged, signed(agreement, party.key)
 

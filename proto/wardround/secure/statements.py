@@ -2,7 +2,7 @@
 
     Keys        a site's public keys for one attempt, with the model that it was given
     Submission  "this masked vector is mine"
-    Agreement   "I open this set of submissions, and no other in this round, nor from this model"
+    Agreement   "I open this set of submissions, no other in this round, and none of other sites from this model"
     Opened      shares of the self masks of the set, and of the mask keys of the others
 
 Each is a DSSE envelope by the site's ledger key. Canonical JSON, so that one statement has one form and one digest.
