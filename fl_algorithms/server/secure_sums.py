@@ -123,5 +123,5 @@ def largest_value(layout: Layout, vectors: Sequence[Vector]) -> float:
         for key, size in layout.tensors:
             for start in range(0, size, ELEMENTS):
                 block = one.deltas.block(key, start, min(ELEMENTS, size - start))
-                largest = max(largest, largest_of(block.astype(np.float64)))
+                largest = max(largest, largest_of(block))
     return largest

@@ -18,7 +18,7 @@ from wardround.secure import coordinator, documents, site
 from wardround.secure.keys import MASK_KEY
 from wardround.secure.opening import TRIES, combined
 from wardround.secure.policy import Pledge, Pledges, Policy
-from wardround.secure.statements import Context, Keys, Opened, Roster, read, signed
+from wardround.secure.statements import Agreement, Context, Keys, Opened, Roster, read, signed
 from wardround.secure.sums import Summing, Unmasking, chance_to_miss
 from wardround.signing.dsse import Envelope
 
@@ -266,6 +266,10 @@ def test_a_set_is_opened_after_the_threshold_of_signatures_alone() -> None:
     assert refused(NotPermitted, lambda: world.open("bergen", agreements[:2])) == (
         "2 sites have signed the set, and 3 are needed"
     )
+    state = world.disks["bergen"].round()
+    other = Agreement(state.context.digest, state.members.digest, "dublin", "00" * 32)
+    odd = [*agreements[:3], signed(other, key_of("dublin"))]
+    assert refused(NotPermitted, lambda: world.open("bergen", odd)) == "sites have signed other sets than this one has"
     world.open("bergen", agreements[:3])
 
 

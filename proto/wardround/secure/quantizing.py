@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ class Quantizer:
                 f"above 0, a weight is 1 to {LARGEST_WEIGHT}"
             )
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """k."""
         return _bits(Fraction((HALF32 - 1) // self.sites), Fraction(self.limit) * self.largest_weight)
@@ -79,21 +80,21 @@ class Quantizer:
                 f"a weight of {weight} rows, the study takes 0 to {self.largest_weight}",
                 hint='a larger `largest_weight` in [secure_aggregation], or `counts = "uniform"` in [reported]',
             )
-        wide = values.astype(np.float64)
-        if (largest := largest_of(wide)) > self.limit:
+        if (largest := largest_of(values)) > self.limit:
             raise BeyondRange(largest, self.limit)
-        return np.rint(np.ldexp(wide * weight, self.bits)).astype(np.int32).view(np.uint32)
+        scaled = values * np.float64(math.ldexp(weight, self.bits))  # exact: 24 bits times 24 bits
+        return np.rint(scaled, out=scaled).astype(np.int32).view(np.uint32)
 
     def mean(self, total: U32, weight: int) -> NDArray[np.float64]:
         """sum_i w_i v_i / sum_i w_i of a sum of the ring's elements, rounded once."""
         return np.ldexp(total.view(np.int32).astype(np.float64), -self.bits) / weight
 
 
-def largest_of(values: NDArray[np.float64]) -> float:
+def largest_of(values: NDArray[np.float32]) -> float:
     """The largest size; infinite where something is no number."""
     if not values.size:
         return 0.0
-    largest = float(np.max(np.abs(values)))
+    largest = max(float(values.max()), -float(values.min()))
     return math.inf if math.isnan(largest) else largest
 
 
