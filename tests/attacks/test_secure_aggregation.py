@@ -21,7 +21,7 @@ from wardround.secure.opening import Group, OpenedSecrets, own_masks, remaining
 from wardround.secure.policy import Pledges, Policy
 from wardround.secure.rules import Rules
 from wardround.secure.statements import Agreement, Context, Keys, Opened, Roster, Submission, read, set_digest, signed
-from wardround.secure.sums import checked_block
+from wardround.secure.sums import Evidence
 from wardround.signing.dsse import Envelope
 
 # The list of the design, in its order
@@ -254,31 +254,31 @@ def test_one_altered_block_is_found_by_everyone_who_looks_at_it() -> None:
     world.tell(coordinator.choose)
     world.finish(world.sites, world.sites)
     shown = {name: (world.blocks(name), world.vectors[name][0]) for name in world.sites}
-    group, submitted, opened = world.attempt.members, world.attempt.submitted, world.opened()
-    total = checked_block(world.layout, group, submitted, opened, 0, shown)
+    evidence = Evidence(world.layout, world.attempt.members, world.attempt.submitted, world.opened())
+    total = evidence.block(0, shown)
     assert total.view(np.int32).tolist() == world.true_sum(world.sites)
+    last = {name: (world.blocks(name), world.vectors[name][1]) for name in world.sites}
+    assert evidence.numbers(last).weight == sum(world.weights.values())
 
     altered = bytes([shown["bergen"][1][0] ^ 1]) + shown["bergen"][1][1:]
+    other = digests([altered, world.vectors["bergen"][1]])
     for lie, message in (
         ((shown["bergen"][0], altered), "block 0 of site `bergen` is not what it had signed"),
-        (
-            (digests([altered, world.vectors["bergen"][1]]), altered),
-            "the blocks' digests of site `bergen` are not what",
-        ),
+        ((other, altered), "the blocks' digests of site `bergen` are not what it had signed"),
     ):
-        with pytest.raises(BadData, match=message):
-            checked_block(world.layout, group, submitted, opened, 0, {**shown, "bergen": lie})
+        with pytest.raises(BadData) as error:
+            evidence.block(0, {**shown, "bergen": lie})
+        assert error.value.message == message
     with pytest.raises(BadData, match="block 0 of site `dublin` was not shown"):
-        checked_block(world.layout, group, submitted, opened, 0, {k: v for k, v in shown.items() if k != "dublin"})
-    for lie in (
-        replace(opened, self_masks={**opened.self_masks, "bergen": bytes(32)}),
-        OpenedSecrets({k: v for k, v in opened.self_masks.items() if k != "bergen"}, {"bergen": bytes(32)}),
+        evidence.block(0, {k: v for k, v in shown.items() if k != "dublin"})
+    with pytest.raises(BadData, match="block 1 of site `amsterdam` is not what it had signed"):
+        evidence.numbers(shown)
+    for opened in (
+        replace(evidence.opened, self_masks={**evidence.opened.self_masks, "bergen": bytes(32)}),
+        OpenedSecrets({k: v for k, v in evidence.opened.self_masks.items() if k != "bergen"}, {"bergen": bytes(32)}),
     ):
         with pytest.raises(BadData, match="what was opened"):
-            checked_block(world.layout, group, submitted, lie, 0, shown)
-
-
-# What the design's list has not
+            replace(evidence, opened=opened).block(0, shown)
 
 
 @pytest.mark.attack(promise="P12", refused_by="proto/wardround/secure/masking.py")

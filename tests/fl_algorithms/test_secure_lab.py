@@ -14,7 +14,7 @@ from fl_algorithms.lab.federation import Outcome, run_federation
 from fl_algorithms.lab.participation import Participation
 from fl_algorithms.lab.round_sums import range_summary
 from fl_algorithms.resolving import resolve
-from fl_algorithms.server.aggregator import server_aggregator
+from fl_algorithms.server.aggregator import Round, server_aggregator
 from fl_algorithms.server.mean import InMemory
 from fl_algorithms.server.secure_study import secure_aggregation_of, summable, why_single
 from fl_algorithms.server.secure_sums import Vector, added, layout_of, vector
@@ -23,6 +23,7 @@ from tests import reference
 from tests.fl_algorithms.toys import data_of, study_tables
 from wardround.errors import BadData, UsageProblem
 from wardround.records.study import StudyFile
+from wardround.secure.sums import model_values
 from wardround.tensors.manifests import TensorSpec
 
 SITES = ["ash", "birch", "cedar"]
@@ -209,6 +210,23 @@ def test_a_sum_is_that_of_the_slow_reference_and_its_mean_is_weighted_by_rows() 
     assert found.numbers.weight == 108
     assert found.mean("w", 1, 2).tolist() == [total / 2**bits / 108 for total in exact[1:3]]
     assert found.numbers.metrics == {"val_loss": 0.5}
+
+
+def test_a_member_that_has_the_sum_computes_the_bits_of_the_next_model() -> None:
+    one, chance = study(counts="exact", range=2.0, largest_weight=100), np.random.default_rng(4)
+    for name in ("w", "running_var"):
+        spec = TensorSpec(name, "F32", (50,))
+        aggregator = server_aggregator(one, (spec,))
+        base = InMemory({name: chance.uniform(0, 1, 50).astype(np.float32)})
+        some = [
+            Vector(site, InMemory({name: chance.uniform(-2, 2, 50).astype(np.float32)}), place + 1, {})
+            for place, site in enumerate(SITES)
+        ]
+        found, payload = added(layout_of(one, aggregator), some), bytearray()
+        aggregator.aggregate(Round(1, base, (), payload.extend, combined=found.combined))
+        own = base.block(name, 0, 50)
+        values = model_values(found.layout, found.tensors, found.numbers.weight, own, variance=name == "running_var")
+        assert values.tobytes() == bytes(payload)
 
 
 def test_where_all_sites_count_alike_no_count_is_in_the_sum() -> None:

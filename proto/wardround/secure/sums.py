@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wardround.errors import BadData
 from wardround.secure.layout import ELEMENTS, NUMBERS, TENSORS, Blocks, Layout, Numbers
@@ -76,29 +77,58 @@ def refuse_other_block(submission: Submission, blocks: Blocks, index: int, block
         raise BadData(f"block {index} of site `{submission.site}` is not what it had signed")
 
 
-def checked_block(
-    layout: Layout,
-    group: Group,
-    submissions: Sequence[Submission],
-    opened: OpenedSecrets,
-    index: int,
-    blocks: Mapping[str, tuple[Blocks, bytes]],
-) -> U32:
-    """Block ``index`` of the sum, as anybody computes it from the set, what was opened, and that block of each vector.
+@dataclass(frozen=True)
+class Evidence:
+    """What every member is shown of a round, and what it checks a sum with: the signed set, and what was opened."""
+
+    layout: Layout
+    group: Group
+    submissions: Sequence[Submission]
+    opened: OpenedSecrets
+
+    def block(self, index: int, blocks: Mapping[str, tuple[Blocks, bytes]]) -> U32:
+        """Block ``index`` of the sum, as anybody computes it.
+
+        Args:
+            blocks: site -> the digests of its blocks, and that block.
+
+        Raises:
+            BadData: a block or an opened secret is not what its site had signed, or one of a site is missing.
+        """
+        return self._summing().tensors(index, self._shown(index, blocks))
+
+    def numbers(self, blocks: Mapping[str, tuple[Blocks, bytes]]) -> Numbers:
+        """The sums of weights and metrics, from the last block of each vector. Raises BadData: as ``block``."""
+        return self._summing().numbers(self._shown(self.layout.blocks, blocks))
+
+    def _summing(self) -> Summing:
+        sites = [one.site for one in self.submissions]
+        return Summing(self.layout, Unmasking.of(self.opened, self.group, sites))
+
+    def _shown(self, index: int, blocks: Mapping[str, tuple[Blocks, bytes]]) -> list[bytes]:
+        found = []
+        for one in self.submissions:
+            if one.site not in blocks:
+                raise BadData(f"block {index} of site `{one.site}` was not shown")
+            digests, block = blocks[one.site]
+            refuse_other_block(one, digests, index, block)
+            found.append(block)
+        return found
+
+
+def model_values(
+    layout: Layout, total: U32, weight: int, base: NDArray[np.float32], *, variance: bool = False
+) -> NDArray[np.float32]:
+    """A part of the next model where it is the mean of the updates on top of the last: what was published must be these
+    bits.
 
     Args:
-        blocks: site -> the digests of its blocks, and the block.
-
-    Raises:
-        BadData: a block or an opened secret is not what its site had signed, or one of a site is missing.
+        total: that part of the sum. weight: of all sites, from ``Evidence.numbers``.
+        base: the same part of the model that the round began with.
+        variance: of a norm layer: what rounding has brought below zero is zero.
     """
-    for one in submissions:
-        if one.site not in blocks:
-            raise BadData(f"block {index} of site `{one.site}` was not shown")
-        refuse_other_block(one, blocks[one.site][0], index, blocks[one.site][1])
-    sites = [one.site for one in submissions]
-    summing = Summing(layout, Unmasking.of(opened, group, sites))
-    return summing.tensors(index, [blocks[site][1] for site in sites])
+    new = (layout.quantizer.mean(total, weight) + base).astype(np.float32)
+    return np.maximum(new, 0) if variance else new
 
 
 def chance_to_miss(blocks: int, altered: int, looked_at: int, members: int = 1) -> float:
