@@ -25,6 +25,17 @@ def summable() -> list[str]:
     return [name for name, row in registry.METHODS.items() if not why_single(row) and row.upload != "nothing"]
 
 
+def refuse_between_hospitals(study: StudyFile, source: str) -> None:
+    """Raises BadData: the study is to run with secure aggregation, which the two programs do not have yet."""
+    if study.secure_aggregation is not None:
+        raise BadData(
+            f"{source}: [secure_aggregation] works in the lab alone: between hospitals, coordinator and gateways do "
+            "not exchange keys, shares and masked updates yet",
+            hint=f"`fl-lab run {source} --data DIR --masked`; without that table it runs across hospitals, and the "
+            "coordinator sees each update in clear",
+        )
+
+
 def secure_aggregation_of(
     study: StudyFile, row: MethodRow, source: str, *, lab: bool
 ) -> SecureAggregationSection | None:
@@ -38,12 +49,7 @@ def secure_aggregation_of(
     if section is None or row.upload == "nothing":
         return None
     if not lab:
-        raise BadData(
-            f"{source}: [secure_aggregation] works in the lab alone: between hospitals, coordinator and gateways do "
-            "not exchange keys, shares and masked updates yet",
-            hint=f"`fl-lab run {source} --data DIR --masked`; without that table it runs across hospitals, and the "
-            "coordinator sees each update in clear",
-        )
+        refuse_between_hospitals(study, source)
     if why := why_single(row):
         raise BadData(
             f"{source}: algorithm `{row.name}` does not go with [secure_aggregation]: {why}",
