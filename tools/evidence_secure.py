@@ -11,12 +11,12 @@ round, one hash of the update is shown, which each side computes anyway.
 import argparse
 import hashlib
 import os
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -115,8 +115,14 @@ def measure(sites: int, elements: int) -> Cost:
     for _ in range(layout.blocks):
         digest.update(some)
     cost.hash_s = (time.process_time() - begun) * min(1.0, elements * 4 / (layout.blocks * BLOCK))
-    cost.peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    cost.peak = peak()
     return cost
+
+
+def peak() -> int:
+    """Bytes that this process had in memory at most, since its program was started."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 def _of(cost: Cost, measured: bool, step: Callable[[], Made]) -> Made:
