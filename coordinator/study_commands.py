@@ -10,6 +10,7 @@ from coordinator.context import Context
 from coordinator.studies import fits, report
 from coordinator.studies.lifecycle import Start, Stop
 from coordinator.studies.renewal import renewed
+from coordinator.studies.report import Sites
 from coordinator.studies.state import ENDED, Phase
 from coordinator.studies.study import Study, archived_studies
 from fl_algorithms.study import ResolvedStudy
@@ -109,7 +110,8 @@ class StudyCommands:
             studies=tuple(
                 StudyRow(
                     id=study.name, revision=study.revision, state=study.state.phase.value, round=study.state.models,
-                    rounds=study.rules.rounds, archived=is_archived,
+                    rounds=study.rules.rounds, archived=is_archived, title=study.resolved.study.title,
+                    sites=len(study.rules.sites), approved=len(study.state.ready), why=study.state.why,
                 )
                 for study, is_archived in sorted(rows, key=lambda row: row[0].name)
             )
@@ -118,9 +120,9 @@ class StudyCommands:
     def status(self, study: str) -> StudyStatus:
         """How a study stands now."""
         present = self._study(study)
-        held = self._engine.holding(present)
+        now = self._now(present)
         with self._store.read() as session:
-            return report.status(present, session, self._busy(study), held)
+            return report.status(present, session, now)
 
     def fits(self, name: str) -> StudyFits:
         """Whose data fits a study. Raises as ``status``."""
@@ -131,9 +133,9 @@ class StudyCommands:
     def report(self, study: str) -> StudyReport:
         """All that is known of a study."""
         present = self._study(study)
-        held = self._engine.holding(present)
+        now = self._now(present)
         with self._store.read() as session:
-            return report.full(present, session, self._busy(study), self._context.config.federation, held)
+            return report.full(present, session, self._context.config.federation, now)
 
     def follow(self, study: str, progress: Progress) -> StudyStatus:
         """Give the status now and after changes to ``progress``, until the study has ended or paused.
@@ -180,5 +182,9 @@ class StudyCommands:
             )
         return study
 
-    def _busy(self, study: str) -> frozenset[str]:
-        return frozenset(site for name, site in self._undecided() if name == study)
+    def _now(self, study: Study) -> Sites:
+        return Sites(
+            busy=frozenset(site for name, site in self._undecided() if name == study.name),
+            held=self._engine.holding(study),
+            connected=self._engine.connected(),
+        )

@@ -139,7 +139,9 @@ def interrupted_at_one_step_after_the_other(
     context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
     commands = Administration(context)
     invitations = [commands.invite(site, 3600).invitation for site in SITES]
-    study = commands.studies.create(study_document(sites=list(SITES), rounds=ROUNDS), str(tmp_path / "initial.safetensors"))
+    study = commands.studies.create(
+        study_document(sites=list(SITES), rounds=ROUNDS), str(tmp_path / "initial.safetensors")
+    )
     commands.studies.start("trial")
     context.close()
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import answers, member_answers, requests
+from coordinator import answers, member_answers, requests, summary_answers
 from coordinator.answers import Answer, AttemptReport, BestRound, SiteList, StudyReport, StudyStatus
 from coordinator.requests import Request, request_from
 from wardround.errors import Unavailable, UsageProblem
@@ -41,10 +41,12 @@ FIGURES = st.builds(
     SiteFigures, request=st.just("icu"), digest=st.just("ab" * 32), min_count=st.just(10), digits=st.integers(1, 4),
     rows=MULTIPLES, columns=st.lists(COLUMNS, max_size=2).map(tuple),
 )  # fmt: skip
-TOLD = st.builds(answers.SiteTold, figures=FIGURES)
+TOLD = st.builds(summary_answers.SiteTold, figures=FIGURES)
 st.register_type_strategy(
-    answers.SummaryShown,
-    st.builds(answers.SummaryShown, request=DOCUMENTS, sites=st.dictionaries(st.text(), st.none() | TOLD, max_size=2)),
+    summary_answers.SummaryShown,
+    st.builds(
+        summary_answers.SummaryShown, request=DOCUMENTS, sites=st.dictionaries(st.text(), st.none() | TOLD, max_size=2)
+    ),
 )
 st.register_type_strategy(requests.CreateStudy, st.builds(requests.CreateStudy, document=DOCUMENTS))
 
@@ -63,7 +65,7 @@ ANSWERS = (
     answers.StudyCreated,
     StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
     member_answers.AuthorityStatus, member_answers.IntermediateRequested,
-    answers.SummaryCreated, answers.SummaryList, answers.SummaryShown,
+    summary_answers.SummaryCreated, summary_answers.SummaryList, summary_answers.SummaryShown,
 )  # fmt: skip
 
 
