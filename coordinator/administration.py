@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from coordinator import authority_commands, backups, requests
+from coordinator import authority_commands, backups, journal, requests
+from coordinator.acts import about, came_to
 from coordinator.answers import (
     Answer,
     InvitationMade,
@@ -19,6 +20,8 @@ from coordinator.answers import (
     StudyStatus,
 )
 from coordinator.context import Context
+from coordinator.journal import Journal
+from coordinator.journal_records import JournalCopied, JournalText
 from coordinator.member_answers import ReceiptsCopied, RolledOver
 from coordinator.requests import Request, request_from
 from coordinator.storage import tables
@@ -28,10 +31,12 @@ from coordinator.summaries.commands import Summaries
 from coordinator.updates.ledgers import newest_head
 from coordinator.updates.receipts import copy_of
 from wardround.errors import BadData
+from wardround.local import control
+from wardround.local.person import Person, behind, who
 from wardround.signing.dsse import Envelope, fingerprint
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
-Progress = Callable[[Envelope | StudyStatus], None]
+Progress = Callable[[Envelope | StudyStatus | JournalText], None]
 
 
 class Administration:
@@ -53,6 +58,7 @@ class Administration:
         self._engine = context.engine
         self._store = context.store
         self._summaries = Summaries(context.store, context.wall_clock)
+        self._journal = Journal(context.store, context.wall_clock)
         self._after_revoke = after_revoke
         self.studies = StudyCommands(context, undecided)
 
@@ -64,10 +70,21 @@ class Administration:
             WardroundError: what the command itself raises.
         """
         request = request_from(document)
-        return self.answer(request, lambda item: progress(item.document())).document()
+        by = request.by or who()
+        if (peer := control.peer()) is not None:
+            by = behind(by, *peer)
+        return self.answer(request, lambda item: progress(item.document()), by).document()
 
-    def answer(self, request: Request, progress: Progress) -> Answer:
-        """Do one command."""
+    def answer(self, request: Request, progress: Progress, by: Person) -> Answer:
+        """Do one command that ``by`` gave. One that changes something is in the operator's journal, before it acts."""
+        if (told := about(request)) is None:
+            return self._do(request, progress)
+        with self._journal.act(by, request.command, told) as act:
+            answer = self._do(request, progress)
+            act.result = came_to(answer)
+        return answer
+
+    def _do(self, request: Request, progress: Progress) -> Answer:
         match request:
             case requests.Invite():
                 return self.invite(request.site, request.expires_s)
@@ -99,6 +116,8 @@ class Administration:
                 return self.studies.archive(request.study)
             case requests.ListStudies():
                 return self.studies.listed(archived=request.archived)
+            case requests.CopyJournal():
+                return self._copy_journal(progress)
             case requests.MakeSnapshot():
                 return backups.snapshot(self._context)
             case requests.ShowStatus():
@@ -118,6 +137,21 @@ class Administration:
             case requests.FollowStudy():
                 return self.studies.follow(request.study, progress)
         raise TypeError(f"a request of kind {type(request).__name__}")
+
+    def _copy_journal(self, progress: Progress) -> JournalCopied:
+        """Give every line to ``progress``.
+
+        Raises:
+            BadData: the journal was changed in the database.
+        """
+        context, lines = self._context, list(self._journal.lines())
+        found, head = journal.entries(lines)
+        for line in lines:
+            progress(JournalText(line=line))
+        time = tables.utc_text(context.wall_clock())
+        signed = journal.signed_head(len(found), head, context.config.federation, time, context.receipt_key)
+        key = context.receipt_key.public_key().public_bytes_raw().hex()
+        return JournalCopied(lines=len(found), head=head, signed=signed.document(), receipt_key=key)
 
     # Members.
 

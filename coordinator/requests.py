@@ -5,18 +5,22 @@ no database, no numpy.
 """
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import JsonValue, ValidationError
+from pydantic import BeforeValidator, JsonValue, PlainSerializer, ValidationError
 
 from wardround.errors import UsageProblem
+from wardround.local.person import Person
 from wardround.records.schema import Strict
+
+AskingPerson = Annotated[Person, BeforeValidator(Person.from_document), PlainSerializer(Person.document)]
 
 
 class Request(Strict):
-    """What all requests have in common."""
+    """What all requests have in common. ``by``: the person who asks, as the command knows it."""
 
     command: str
+    by: AskingPerson | None = None
 
     def to_document(self) -> dict[str, JsonValue]:
         """Plain JSON; ``request_from`` reads it."""
@@ -167,6 +171,12 @@ class ShowStatus(StudyRequest):
     command: Literal["status"] = "status"
 
 
+class CopyJournal(Request):
+    """Copy the operator's journal: a progress item for each line, and last its signed head."""
+
+    command: Literal["journal"] = "journal"
+
+
 class ShowFits(StudyRequest):
     """Whose data fits a study, as the sites say."""
 
@@ -221,7 +231,8 @@ _KINDS: dict[object, type[Request]] = {
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
         CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus, ShowFits, ShowReport,
-        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CreateSummary, ListSummaries, ShowSummary, CloseSummary,
+        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CopyJournal, CreateSummary, ListSummaries, ShowSummary,
+        CloseSummary,
     )
 }  # fmt: skip
 

@@ -383,7 +383,7 @@ def edit(path: Path, statement: str) -> None:
         ),
         pytest.param(
             lambda path: edit(path, "DELETE FROM alembic_version"),
-            "has schema none, this program needs 0004",
+            "has schema none, this program needs 0005",
             "`coordinator upgrade --state",
             id="older",
         ),
