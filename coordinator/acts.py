@@ -28,7 +28,7 @@ def about(request: requests.Request) -> dict[str, Known] | None:
     """What a command is about, in names, numbers and digests; None of one that only reads."""
     match request:
         case requests.Invite(site=site, expires_s=expires_s):
-            return {"site": site, "expires_s": expires_s}
+            return {"site": site, "expires_s": min(expires_s, canonical.MAX_INTEGER)}
         case requests.Revoke(site=site):
             return {"site": site}
         case requests.RollOver(site=site, ledger=ledger):
