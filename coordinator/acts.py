@@ -36,6 +36,9 @@ def about(request: requests.Request) -> dict[str, Known] | None:
         case requests.CreateStudy(document=document) | requests.CreateSummary(document=document):
             text = canonical.dumps(canonical.with_text_floats(document))
             return {"name": _name(document), "document_sha256": hashlib.sha256(text).hexdigest()}
+        case requests.EditStudy(study=study, document=document):
+            text = canonical.dumps(canonical.with_text_floats(document))
+            return {"study": study, "document_sha256": hashlib.sha256(text).hexdigest()}
         case requests.InstallIntermediate(bundle=bundle):
             return {"bundle_sha256": hashlib.sha256(bundle.encode()).hexdigest()}
         case requests.RetireRoot(anyway=anyway):

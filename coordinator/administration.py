@@ -112,6 +112,8 @@ class Administration:
                 return self.studies.stop(request.study)
             case requests.RenewStudy():
                 return self.studies.renew(request.study)
+            case requests.EditStudy():
+                return self.studies.edit(request)
             case requests.ArchiveStudy():
                 return self.studies.archive(request.study)
             case requests.ListStudies():

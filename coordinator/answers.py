@@ -137,6 +137,23 @@ class StudyRenewed(Answer):
     rounds: int
 
 
+class StudyEdited(StudyRenewed):
+    """A new revision of a study with other settings.
+
+    Attributes:
+        changes: the settings that are others, as ``study.rounds: 20 -> 30``.
+        approve_again: the sites that had approved the revision before. approve_first: the others.
+        gone: the sites that are not in it any more.
+        started: it waits for its sites, for the one before was waiting or running.
+    """
+
+    changes: tuple[str, ...]
+    approve_again: tuple[str, ...]
+    approve_first: tuple[str, ...]
+    gone: tuple[str, ...]
+    started: bool
+
+
 class SnapshotMade(Answer):
     """A folder in the state directory with all that a backup is made of beside keys and settings.
 

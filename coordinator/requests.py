@@ -146,6 +146,21 @@ class RenewStudy(StudyRequest):
     command: Literal["renew"] = "renew"
 
 
+class EditStudy(StudyRequest):
+    """Begin a new revision of a study with other settings.
+
+    Attributes:
+        document: the resolved study.
+        initial: path of the initial shared tensors; None to go on from the study's newest model.
+        rounds: it has as many rounds as the document says; else those that are left.
+    """
+
+    command: Literal["edit"] = "edit"
+    document: dict[str, JsonValue]
+    initial: str | None = None
+    rounds: bool = False
+
+
 class ArchiveStudy(StudyRequest):
     """Tell no site of an ended study any more."""
 
@@ -230,9 +245,9 @@ _KINDS: dict[object, type[Request]] = {
     kind.model_fields["command"].default: kind
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
-        CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus, ShowFits, ShowReport,
-        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CopyJournal, CreateSummary, ListSummaries, ShowSummary,
-        CloseSummary,
+        CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, EditStudy, ShowStatus, ShowFits,
+        ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CopyJournal, CreateSummary, ListSummaries,
+        ShowSummary, CloseSummary,
     )
 }  # fmt: skip
 

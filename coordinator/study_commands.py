@@ -5,9 +5,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from coordinator import creation
-from coordinator.answers import StudyCreated, StudyFits, StudyList, StudyRenewed, StudyReport, StudyRow, StudyStatus
+from coordinator.answers import (
+    StudyCreated,
+    StudyEdited,
+    StudyFits,
+    StudyList,
+    StudyRenewed,
+    StudyReport,
+    StudyRow,
+    StudyStatus,
+)
 from coordinator.context import Context
-from coordinator.studies import fits, report
+from coordinator.requests import EditStudy
+from coordinator.studies import editing, fits, report
 from coordinator.studies.lifecycle import Start, Stop
 from coordinator.studies.renewal import renewed
 from coordinator.studies.report import Sites
@@ -82,6 +92,55 @@ class StudyCommands:
         return StudyRenewed(
             id=study, revision=added.revision, study_digest=added.digest, model=new.model, rounds=added.rules.rounds
         )
+
+    def edit(self, request: EditStudy) -> StudyEdited:
+        """Begin a new revision of a study with other settings; the one before is stopped.
+
+        It goes on from the newest model, or begins from another initial one. Where the study was waiting or running,
+        the new revision waits for its sites at once.
+
+        Raises:
+            NeedsPerson: the study has ended.
+            BadData: the document is of another study, says the same, or shares other tensors without an initial model.
+            WardroundError: as ``create``.
+        """
+        present = self._study(request.study)
+        if present.state.phase in ENDED:
+            raise NeedsPerson(
+                f"study `{present.name}` is {present.state.phase}: there is nothing to go on with",
+                hint="`coordinator study create FILE` offers a new revision",
+            )
+        after = ResolvedStudy(StudyFile.from_document(request.document))
+        editing.refuse_unfit(present, after)
+        model, added = self._add_edited(present, after, request)
+        if started := present.state.phase in (Phase.WAITING, Phase.RUNNING):
+            self._engine.happened(present.name, Start())
+        sites, before = added.rules.sites, present.state.ready
+        return StudyEdited(
+            id=added.name, revision=added.revision, study_digest=added.digest, model=model, rounds=added.rules.rounds,
+            changes=editing.changes(present.resolved, added.resolved), started=started,
+            approve_again=tuple(site for site in sites if site in before),
+            approve_first=tuple(site for site in sites if site not in before),
+            gone=tuple(site for site in present.rules.sites if site not in sites),
+        )  # fmt: skip
+
+    def _add_edited(self, present: Study, after: ResolvedStudy, request: EditStudy) -> tuple[int, Study]:
+        """Stop ``present`` and add ``after``; the round of the model that it begins from, and the study."""
+        context, model = self._context, 0
+        if request.initial is not None:
+            file, manifest = after, creation.keep_initial(context, after, Path(request.initial))
+        elif editing.shares_otherwise(present.resolved, after):
+            raise BadData(
+                f"study `{present.name}` would share other tensors than now, so its models are no beginning for it",
+                hint="`fl-lab init FILE --out initial.safetensors`, then "
+                f"`coordinator study edit {present.name} FILE --initial initial.safetensors`",
+            )
+        else:
+            creation.refuse_unready(context, after, None)
+            new = renewed(present, context.blobs, after, all_rounds=request.rounds)
+            file, manifest, model = new.file, new.manifest, new.model
+        self.stop(present.name)
+        return model, creation.add(context, file, manifest)
 
     def archive(self, study: str) -> StudyStatus:
         """Tell nobody of an ended study any more: no site, and no list. Its models, receipts and report stay.

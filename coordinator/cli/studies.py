@@ -10,6 +10,7 @@ import typer
 from coordinator.answers import StudyCreated, StudyFits, StudyList, StudyReport, StudyStatus
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.backups import renew_one
+from coordinator.cli.edit import edit
 from coordinator.cli.initial import has_torch, make_initial
 from coordinator.cli.metrics import metrics
 from coordinator.cli.options import Force, Json, State
@@ -169,6 +170,7 @@ def fit(study: Study, state: State, as_json: Json = False) -> None:
 
 
 app.command()(metrics)
+app.command()(edit)
 
 
 @app.command()

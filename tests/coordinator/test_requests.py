@@ -65,11 +65,12 @@ st.register_type_strategy(
         summary_answers.SummaryShown, request=DOCUMENTS, sites=st.dictionaries(st.text(), st.none() | TOLD, max_size=2)
     ),
 )
+st.register_type_strategy(requests.EditStudy, st.builds(requests.EditStudy, document=DOCUMENTS))
 st.register_type_strategy(requests.CreateStudy, st.builds(requests.CreateStudy, document=DOCUMENTS))
 
 OF_A_STUDY = (
     requests.StartStudy, requests.StopStudy, requests.ShowStatus, requests.ShowFits, requests.ShowReport,
-    requests.FollowStudy, requests.RenewStudy, requests.ArchiveStudy,
+    requests.FollowStudy, requests.RenewStudy, requests.ArchiveStudy, requests.EditStudy,
 )  # fmt: skip
 REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
@@ -80,7 +81,7 @@ REQUESTS = (
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, member_answers.ReceiptsCopied, member_answers.RolledOver,
-    answers.StudyCreated, JournalCopied, JournalText, StudyMetrics,
+    answers.StudyCreated, answers.StudyEdited, JournalCopied, JournalText, StudyMetrics,
     StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
     member_answers.AuthorityStatus, member_answers.IntermediateRequested,
     summary_answers.SummaryCreated, summary_answers.SummaryList, summary_answers.SummaryShown,
