@@ -16,6 +16,7 @@ import typer
 from site_agent import handoff
 from site_agent.cli import findings
 from site_agent.cli.fit import fit
+from site_agent.cli.options import State
 from site_agent.cli.summary import summaries, summary
 from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
@@ -28,9 +29,6 @@ from wardround.records import trainer as records
 from wardround.records.schema import check
 from wardround.records.trainer import CHECKPOINT_KINDS
 
-State = Annotated[
-    Path, typer.Option("--state", envvar="WARDROUND_STATE", show_envvar=True, help="Where this site keeps its things.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
