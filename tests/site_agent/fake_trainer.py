@@ -56,6 +56,7 @@ class FakeTrainer:
         self.digest = "ab" * 32
         self.seen = "a5" * 32
         self.missing: list[str] = []
+        self.unreadable: list[WardroundError] = []  # what the next looks at data end with
         self.misfits: list[dict[str, Any]] = []  # what of the data does not fit
         self.summary: dict[str, Any] = {}  # what it makes of the table for a summary request
         self.before_check: Callable[[], object] = lambda: None
@@ -114,6 +115,14 @@ class FakeTrainer:
             "upload": [leaf(spec) for spec in self.described], "download": [leaf(spec) for spec in comes],
             "exposure": self.exposure, "personalized": self.apart, "private": STAYS, "network": self.network,
             "model": "mlp", "parameters": 4224, "weights": self.weights,
+        }  # fmt: skip
+
+    def _inspect(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        return {
+            "digest": self.digest, "rows": 100, "test_rows": None, "columns": 3, "patients": None, "forms": {},
+            "weights": "",
         }  # fmt: skip
 
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,12 @@ ARGUMENTS = {
     **{f"coordinator summary {one}": ["s"] for one in ("show", "close", "draft")},
     "coordinator summary create": ["TABLE"],
 }
-MAKES = ("site-agent join", "coordinator init", "coordinator restore")  # what a missing or an empty folder is right for
+MAKES = (
+    "site-agent join",
+    "site-agent setup",
+    "coordinator init",
+    "coordinator restore",
+)  # what a missing or an empty folder is right for
 NEEDS_NO_MEMBER = ("site-agent data add", "site-agent data list", "site-agent policy check")  # an empty folder will do
 WITH_STATE = [
     words
