@@ -10,6 +10,7 @@ import typer
 from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from site_agent.cli.audit import audit_app
 from site_agent.cli.data import data_app, models_app, predict
+from site_agent.cli.doctor import doctor
 from site_agent.cli.joining import join
 from site_agent.cli.options import State
 from site_agent.cli.policy import policy_app
@@ -78,6 +79,7 @@ def serve(
 
 
 app.command("status")(status)
+app.command("doctor")(doctor)
 app.command("predict")(predict)
 
 

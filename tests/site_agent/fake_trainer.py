@@ -41,6 +41,7 @@ class FakeTrainer:
 
     def __init__(self, state: Path) -> None:
         self.state = state
+        self.uid = 1234
         self.specs = SHARED
         self.described: tuple[TensorSpec, ...] = SHARED
         self.comes: tuple[TensorSpec, ...] | None = None  # None: what is described as leaving
@@ -180,7 +181,7 @@ class FakeTrainer:
 
     def _status(self, request: dict[str, Any]) -> dict[str, Any]:
         in_force = {"isolation": "network-namespace", "missing": []}
-        return {**in_force, "user": "trainer", "uid": 1234, "worker": None, "device": "cpu"}
+        return {**in_force, "user": "trainer", "uid": self.uid, "worker": None, "device": "cpu"}
 
     def _abort(self, request: dict[str, Any]) -> dict[str, Any]:
         self.aborted.set()
