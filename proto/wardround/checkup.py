@@ -15,7 +15,10 @@ from pathlib import Path
 from platform import python_version
 
 from wardround.cli import print_json, say_next
-from wardround.errors import WardroundError
+from wardround.errors import NotPermitted, TryAgain, WardroundError
+from wardround.local import control
+from wardround.local.durable import StateLock
+from wardround.signing.certificates import refuse_readable
 from wardround.terminal import escaped
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
@@ -159,6 +162,39 @@ def owner(paths: Sequence[Path], uid: int) -> list[Finding]:
         for path in paths
         if path.exists() and path.stat().st_uid != uid
     ]
+
+
+def private(paths: Sequence[Path]) -> list[Finding]:
+    """Whether keys can be read by their owner alone."""
+    findings = []
+    for path in paths:
+        try:
+            refuse_readable(path)
+        except NotPermitted as error:
+            findings.append(of_error("keys", error))
+    return findings or [ok("keys", f"in {paths[0].parent}, readable by this user only")]
+
+
+def service(root: Path, socket: Path, program: str, without: str, start: str) -> Finding:
+    """Whether the service of ``root`` runs, or a process holds its place without answering. Changes nothing.
+
+    Args:
+        without: what does not happen while it does not run.
+        start: the command that starts it.
+    """
+    if control.is_listening(socket):
+        return ok("service", "runs")
+    try:
+        StateLock(root, f"{program} doctor").release()
+    except TryAgain as error:
+        return problem(
+            "service",
+            f"{error.message}, and answers no command",
+            "that process is stopped or hangs: end it by its number, and start the service again",
+        )
+    except WardroundError as error:
+        return of_error("service", error)
+    return warning("service", f"does not run: {without}", f"{start}, as a service")
 
 
 def ending(about: str, end: datetime.datetime, now: datetime.datetime, soon: datetime.timedelta, fix: str) -> Finding:

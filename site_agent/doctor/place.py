@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from site_agent.state.directory import GATEWAY_FOLDERS, SiteState
-from wardround.checkup import Finding, of_error, ok, owner, problem, warning
-from wardround.errors import NotPermitted, TryAgain, WardroundError
-from wardround.local import control
-from wardround.local.durable import StateLock
-from wardround.signing.certificates import refuse_readable
+from wardround import checkup
+from wardround.checkup import Finding, ok, owner, problem, warning
 
 KEYS = ("key.pem", "ledger_key.pem", "proxy")
 TAIL = 64 * 1024  # bytes of the ledger's end, in which its last line lies
@@ -43,13 +40,7 @@ def place_of(path: Path) -> Place | None:
 
 def keys(identity: Path, uid: int) -> list[Finding]:
     """Whether the keys are this user's alone."""
-    findings = owner([identity / name for name in KEYS], uid)
-    for name in KEYS:
-        try:
-            refuse_readable(identity / name)
-        except NotPermitted as error:
-            findings.append(of_error("keys", error))
-    return findings or [ok("keys", f"in {identity}, readable by this user only")]
+    return owner([identity / name for name in KEYS], uid) or checkup.private([identity / name for name in KEYS])
 
 
 def folders(here: SiteState, uid: int) -> list[Finding]:
@@ -131,20 +122,8 @@ def _group_name(gid: int) -> str:
 
 
 def service(here: SiteState) -> Finding:
-    """Whether the service runs, or a process holds its place without answering. Frees what it takes at once."""
-    if control.is_listening(here.control):
-        return ok("service", "runs")
-    try:
-        StateLock(here.root, "site-agent doctor").release()
-    except TryAgain as error:
-        return problem(
-            "service",
-            f"{error.message}, and answers no command",
-            "that process is stopped or hangs: end it by its number, and start the service again",
-        )
-    except WardroundError as error:
-        return of_error("service", error)
-    return warning("service", "does not run: no round is taken part in", "`site-agent run`, as a service")
+    """Whether the service runs, or a process holds its place without answering."""
+    return checkup.service(here.root, here.control, "site-agent", "no round is taken part in", "`site-agent run`")
 
 
 def last_line(ledger: Path) -> datetime.datetime | None:
