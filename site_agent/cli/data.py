@@ -17,6 +17,7 @@ from site_agent.cli.fit import fit
 from site_agent.cli.listening import absolute, ask_listener, is_open
 from site_agent.cli.naming import data_add, file_option
 from site_agent.cli.options import State
+from site_agent.cli.progress import shown
 from site_agent.cli.summary import summaries, summary
 from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
@@ -211,6 +212,9 @@ def predict(
     images: Annotated[Path | None, file_option("A folder of images.", "DIR")] = None,
     arrays: Annotated[Path | None, file_option("Images as the array `images` of a file.", "NEW.npz")] = None,
     files: Annotated[Path | None, file_option("What the study's plug-in reads: a file or a folder.", "PATH")] = None,
+    id_column: Annotated[
+        str, typer.Option("--id", metavar="COLUMN", help="Write this column of the table beside each prediction.")
+    ] = "",
     checkpoint: Annotated[str, typer.Option(metavar="KIND", help=KIND_HELP)] = "selected",
     force: Force = False,
     as_json: Json = False,
@@ -226,9 +230,11 @@ def predict(
         outputs.either(out, force=force, keep=sources.protected(state))  # and once more by whoever writes
     request = records.Predict(
         study=study, checkpoint=checkpoint, table=paths.get("table"), images=paths.get("images"),
-        arrays=paths.get("arrays"), files=paths.get("files"), out=str(absolute(out)), force=force,
+        arrays=paths.get("arrays"), files=paths.get("files"), id=id_column, out=str(absolute(out)), force=force,
     )  # fmt: skip
-    predicted = handoff.one_shot(state, request) if _may_read(state) else ask_listener(state, request)
+    with shown("predicting") as progress:
+        ask = handoff.one_shot if _may_read(state) else ask_listener
+        predicted = ask(state, request, progress)
     if as_json:
         cli.print_json(predicted.to_document())
         return

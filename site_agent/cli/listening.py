@@ -17,7 +17,7 @@ def is_open(state: Path) -> bool:
     return not folder.exists() or os.access(folder, os.R_OK | os.X_OK)
 
 
-def ask_listener(state: Path, request: records.Request[A]) -> A:
+def ask_listener(state: Path, request: records.Request[A], progress: handoff.OnProgress | None = None) -> A:
     """What the trainer's listener answers. Raises NeedsPerson: it does not run."""
     trainer = handoff.Trainer(state)
     if not trainer.available():
@@ -25,7 +25,7 @@ def ask_listener(state: Path, request: records.Request[A]) -> A:
             f"{state / 'studies'} belongs to the trainer's user, and the trainer does not run",
             hint="start it: `site-agent run --only trainer`; or give this command as that user",
         )
-    return trainer.ask(request)
+    return trainer.ask(request, progress)
 
 
 def absolute(path: Path) -> Path:

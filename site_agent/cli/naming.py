@@ -11,6 +11,7 @@ import typer
 from site_agent import handoff
 from site_agent.cli.listening import absolute, ask_listener, is_open
 from site_agent.cli.options import State
+from site_agent.cli.progress import shown
 from site_agent.state.directory import SiteState
 from site_agent.trainer.data import layouts, sources
 from wardround import cli
@@ -111,7 +112,8 @@ def _look(state: Path, request: records.Inspect) -> records.Inspected:
     if not is_open(state) and not handoff.Trainer(state).available():
         return ask_listener(state, request)  # which says what to start
     try:
-        return handoff.ask(state, request)
+        with shown("looking at the data") as progress:
+            return handoff.ask(state, request, progress)
     except BadData as error:
         if os.strerror(errno.EACCES) not in error.message:
             raise
