@@ -62,20 +62,31 @@ def serve(
             help="How many processes of the trainer read images ahead, where they do not fit the study's cache.",
         ),
     ] = 0,
+    trainer_idle_exit: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            envvar="WARDROUND_TRAINER_IDLE_EXIT",
+            help="End the trainer's worker when it had nothing to do for so long; 0: it stays. The next round waits "
+            "some seconds for another.",
+        ),
+    ] = 0,
 ) -> None:
     """Run the service until SIGTERM: it takes assignments, trains, and sends what was approved. Prints `ready`."""
     hardware = Hardware(device, workers)
     if only == "trainer":
         from site_agent.trainer.listener import listen_forever
 
-        listen_forever(state, hardware)
+        listen_forever(state, hardware, idle_s=trainer_idle_exit)
         return
     from site_agent.gateway.service import run as run_service
 
     here, _ = joined(state)
     if only is None:
         say("gateway and trainer run as one user; use --only gateway and --only trainer to keep them apart")
-    run_service(here, with_trainer=only is None, options=hardware.options)
+    idle = ["--trainer-idle-exit", str(trainer_idle_exit)] if trainer_idle_exit else []
+    run_service(here, with_trainer=only is None, options=[*hardware.options, *idle])
 
 
 app.command("status")(status)
