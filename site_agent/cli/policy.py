@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from site_agent.cli.merging import merge_into_policy
 from site_agent.cli.options import Json, State, StudyId
 from site_agent.cli.policy_edits import apply, edit, put_policy
 from site_agent.cli.service import joined, kept, offered
@@ -37,9 +38,18 @@ def draft(
         Path | None, typer.Option(metavar="FILE", help="Write to this file instead of the policy in force.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE. A policy in force is never replaced.")] = False,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge", help="The policy in force and what the study asks beyond it: show the difference, and ask."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Write a draft that allows what the study asks, each tensor by its name, for you to read and edit."""
+    """Write a draft that allows what the study asks, each tensor by its name, for you to read and edit.
+
+    With --merge, widen the policy in force by what the study asks, after showing you what changes.
+    """
     from site_agent.gateway.policy import policy
     from site_agent.gateway.policy import text as policy_text
     from wardround.local import outputs
@@ -48,11 +58,14 @@ def draft(
     target = out or here.policy
     if out is not None:
         outputs.file(out, force=force, keep=kept(state))
-    request = _request(here, site, study)
+    request = study_request(here, site, study)
+    if merge:
+        merge_into_policy(here, request, out, force=force, as_json=json)
+        return
     if out is None and target.exists():
         raise UsageProblem(
             f"{target} exists, and a draft never replaces a policy",
-            hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {quoted(target)} FILE`",
+            hint=f"`site-agent policy draft {study} --merge` shows what the study asks beyond it, and asks you",
         )
     text = policy_text.draft(request, site.site)
     policy.parse(text.encode(), target)
@@ -159,7 +172,7 @@ def explain(study: StudyId, state: State, json: Json = False) -> None:
     from site_agent.gateway.policy import decisions, policy
 
     here, site = joined(state)
-    request = _request(here, site, study)
+    request = study_request(here, site, study)
     in_force = policy.load(here.policy, study)
     made = decisions.decide(in_force, request)
     size = sum(spec.bytes for spec in request.tensors)
@@ -205,10 +218,10 @@ def diff(
         print("the two say the same")
 
 
-def _request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
+def study_request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
     """What the study asks: as it was approved, or as this site's trainer describes it."""
     from site_agent import handoff
-    from site_agent.gateway.consent.approvals import study_request
+    from site_agent.gateway.consent import approvals
     from wardround.records.trainer import Describe
     from wardround.signing.certificates import Name
 
@@ -223,7 +236,7 @@ def _request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
     else:
         described = handoff.ask(here.root, Describe(study=offer.document, site=site.site))
         exposure, personalized = described.exposure, described.personalized
-    return study_request(offer, Name(site.federation, "coordinator").uri, records, exposure, personalized)
+    return approvals.study_request(offer, Name(site.federation, "coordinator").uri, records, exposure, personalized)
 
 
 def _may_run(here: "SiteState", offer: "Offer") -> bool:

@@ -98,11 +98,13 @@ class PolicyEnforcement:
         parse(text, self.path)
         with self.ledger.policy_turn:
             there = self.path.exists()
-            if (hashlib.sha256(read(self.path)).hexdigest() if there else "") != before:
+            present = self._keep(read(self.path)) if there else ""
+            if present != before:
                 raise NeedsPerson(
                     f"{self.path} is not the policy any more that was to be changed; nothing was changed",
                     hint="somebody else changed it: look at it, and begin again",
                 )
+            self.ledger.note_policy(present)  # written by hand, it may not be in the ledger yet
             digest = self._keep(text)
             durable.write_file(self.path, text, mode=self.path.stat().st_mode & 0o777 if there else NEW_MODE)
             self.ledger.note_policy(digest, by)
