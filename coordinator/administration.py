@@ -11,9 +11,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from coordinator import authority_commands, backups, creation, requests
+from coordinator import authority_commands, backups, creation, reading, requests
 from coordinator.answers import (
     Answer,
+    Changed,
     InvitationMade,
     Revoked,
     SiteList,
@@ -49,7 +50,7 @@ MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # an upload's opening has a ledg
 REST = 20  # times as long as one status took, a follower waits for the next: following costs a twentieth at most
 MAX_REST_S = 1.0
 RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
-Progress = Callable[[Envelope | StudyStatus], None]
+Progress = Callable[[Envelope | StudyStatus | Changed], None]
 
 
 class Administration:
@@ -135,6 +136,8 @@ class Administration:
                 return self.report(request.study)
             case requests.FollowStudy():
                 return self.follow(request.study, progress)
+            case requests.WatchAll():
+                return reading.watch(self._engine, progress)
         raise TypeError(f"a request of kind {type(request).__name__}")
 
     # Members.

@@ -12,6 +12,8 @@ from pydantic import JsonValue, ValidationError
 from wardround.errors import UsageProblem
 from wardround.records.schema import Strict
 
+READ_SOCKET = "read.sock"  # in the state directory: where questions alone are answered
+
 
 class Request(Strict):
     """What all requests have in common."""
@@ -216,12 +218,19 @@ class FollowStudy(StudyRequest):
     command: Literal["follow"] = "follow"
 
 
+class WatchAll(Request):
+    """That something changed, a progress item each, for as long as the service runs."""
+
+    command: Literal["watch"] = "watch"
+
+
 _KINDS: dict[object, type[Request]] = {
     kind.model_fields["command"].default: kind
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
         CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus, ShowFits, ShowReport,
-        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CreateSummary, ListSummaries, ShowSummary, CloseSummary,
+        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, WatchAll, CreateSummary, ListSummaries,
+        ShowSummary, CloseSummary,
     )
 }  # fmt: skip
 

@@ -123,9 +123,14 @@ class StudyFacts:
 
 def page(report: StudyReport) -> str:
     """The full report as one HTML file: no scripts, nothing fetched, fit for paper."""
+    return rendering.html(blocks_of(report))
+
+
+def blocks_of(report: StudyReport) -> Page:
+    """What the page shows, for a file and for the dashboard."""
     study = StudyFacts.from_report(report)
     blocks = (_answer(study), *_head(study), *_losses(study), *_participation(study), *_rounds(study))
-    return rendering.html(Page(study.title, f"Study report · federation {study.federation}", blocks))
+    return Page(study.title, f"Study report · federation {study.federation}", blocks)
 
 
 def _site(name: str, site: SiteReport) -> SiteFacts:

@@ -15,12 +15,13 @@ from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from site_agent.cli.audit import audit_app
 from site_agent.cli.data import data_app, models_app, predict
 from site_agent.cli.options import State
+from site_agent.cli.page import page_app
 from site_agent.cli.policy import policy_app
 from site_agent.cli.release import leave, reject, release
 from site_agent.cli.service import joined
 from site_agent.cli.status import status, studies
 from site_agent.cli.study import approve, preview, withdraw
-from wardround.cli import application, run, say, say_next
+from wardround.cli import LogFormat, Metrics, application, run, say, say_next
 from wardround.errors import BadData, UsageProblem
 
 app = application(
@@ -30,6 +31,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(policy_app, name="policy")
 app.add_typer(audit_app, name="audit")
+app.add_typer(page_app, name="page")
 
 INVITED = re.compile(r"(^|\s)wr1\.|wr1\.\w{64}")  # an invitation, perhaps with what stood around it
 
@@ -117,8 +119,13 @@ def serve(
             help="How many processes of the trainer read images ahead, where they do not fit the study's cache.",
         ),
     ] = 0,
+    metrics: Metrics = "",
+    log_format: LogFormat = "text",
 ) -> None:
     """Run the service until SIGTERM: it takes assignments, trains, and sends what was approved. Prints `ready`."""
+    from wardround.local.logs import use_format
+
+    use_format(log_format)
     hardware = Hardware(device, workers)
     if only == "trainer":
         from site_agent.trainer.listener import listen_forever
@@ -130,7 +137,7 @@ def serve(
     here, _ = joined(state)
     if only is None:
         say("gateway and trainer run as one user; use --only gateway and --only trainer to keep them apart")
-    run_service(here, with_trainer=only is None, options=hardware.options)
+    run_service(here, with_trainer=only is None, options=hardware.options, metrics=metrics)
 
 
 app.command("status")(status)

@@ -5,7 +5,8 @@
     polkit     PKEXEC_UID, likewise
     account    nobody else is known: the account itself
 
-The first that is there is taken, and its name kept beside the person's, with the account.
+The first that is there is taken, and its name kept beside the person's, with the account. Whoever logged in to the
+hospital's page is named by the page (``page``), with the account that the page runs as, or that began it.
 """
 
 import os
@@ -21,6 +22,7 @@ from site_agent.state.codec import STRICT
 
 UNSET = 2**32 - 1  # of a process that no login began: a service, a container
 NOBODY_ELSE = "account"
+PAGE = "page"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Person:
     def text(self) -> str:
         """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
         account = self.account.name if self.account is not None else self.name
-        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
+        alone = account == self.name and self.source != PAGE
+        return self.name if alone else f"{self.name} ({self.source or 'by its own word'}), as {account}"
 
 
 KnownPerson = Annotated[Person, PlainSerializer(Person.document)]
@@ -68,14 +71,23 @@ def who() -> Person:
     return judged(login_of("self"), os.environ, os.geteuid())
 
 
+def at_page(name: str) -> Person:
+    """Somebody who logged in to the page, which this process serves."""
+    return Person(name, os.geteuid(), PAGE, _account(os.geteuid()))
+
+
 def behind(claimed: Person, pid: int, uid: int) -> Person:
     """The person whom a command names, as far as the kernel bears it out.
+
+    Of somebody who logged in to the page the kernel knows nothing, but of who began the page: that is the account.
 
     Args:
         claimed: what ``who`` gave in the command's process.
         pid, uid: of that process, by the kernel.
     """
     login = login_of(str(pid))
+    if claimed.source == PAGE:
+        return replace(claimed, uid=uid, account=_account(uid if login is None else login))
     if login is not None:
         return judged(login, {}, uid)
     return replace(claimed, account=_account(uid))

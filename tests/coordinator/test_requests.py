@@ -54,14 +54,16 @@ OF_A_STUDY = (
 )  # fmt: skip
 REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
-    requests.CreateStudy, requests.ListStudies, requests.MakeSnapshot, requests.ShowAuthority, requests.LeaveRoot,
+    requests.CreateStudy, requests.ListStudies, requests.MakeSnapshot, requests.WatchAll, requests.ShowAuthority,
+    requests.LeaveRoot,
     requests.RequestIntermediate, requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
     requests.CreateSummary, requests.ListSummaries, requests.ShowSummary, requests.CloseSummary,
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, member_answers.ReceiptsCopied, member_answers.RolledOver,
     answers.StudyCreated,
-    StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
+    StudyStatus, StudyReport, answers.StudyFits, answers.Changed, answers.StudyRenewed, answers.StudyList,
+    answers.SnapshotMade,
     member_answers.AuthorityStatus, member_answers.IntermediateRequested,
     answers.SummaryCreated, answers.SummaryList, answers.SummaryShown,
 )  # fmt: skip
