@@ -201,7 +201,7 @@ def _decide(preview: Preview, row: StudyRow, *, may_decide: bool) -> Iterator[Bl
         yield Paragraph(f"There is no policy yet: `site-agent policy draft {row.id}`, to say what may leave.")
     elif preview.data:
         yield Form(
-            f"{path}/approve", f"Approve exactly this for data `{preview.data}`",
+            f"{path}/approve", f'Approve exactly this for the data "{preview.data}"',
             (Field("data", value=preview.data, hidden=True), Field("digest", value=account.digest, hidden=True)),
             note="Everything above is what you approve, and nothing else. If anything changes, the agent stops.",
         )  # fmt: skip

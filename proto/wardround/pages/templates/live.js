@@ -3,8 +3,9 @@
 (() => {
   const said = document.getElementById("live");
   const shownAnew = document.body.dataset.live === "shown";
+  const fine = shownAnew ? "Live: changes are shown at once" : "This page stays as it is; if something changes, it is said here";
   let version = Number(document.body.dataset.version);
-  let source = null, loading = false, again = false;
+  let source = null, loading = false, again = false, old = false;
 
   function say(text) {
     if (said.textContent !== text) said.textContent = text;
@@ -38,7 +39,7 @@
       document.title = page.title;
       version = Math.max(version, Number(page.body.dataset.version));
       put(main, before);
-      say("Live: changes are shown at once");
+      say(fine);
     } catch (error) {
       say("The server is not reached; trying again");
     } finally {
@@ -49,10 +50,11 @@
 
   function listen() {
     source = new EventSource("/events");
-    source.onopen = () => say("Live: changes are shown at once");
+    source.onopen = () => { if (!old) say(fine); };
     source.onmessage = (event) => {
       if (Number(event.data) <= version) return;
-      if (shownAnew) { version = Number(event.data); load(); } else say("Something changed since: load this page again before you decide");
+      version = Number(event.data);
+      if (shownAnew) { load(); } else { old = true; say("Something changed since: load this page again before you decide"); }
     };
     source.onerror = () => {
       say("The server is not reached; trying again");
