@@ -41,6 +41,7 @@ WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else i
     "coordinator authority request": (FILE, ["--state", "COORDINATOR"]),
     "coordinator authority sign": (FILE, ["--root", "STUDY", "--passphrase", "STUDY", "--request", "STUDY"]),
     "coordinator receipts": (FILE, ["north", "--state", "COORDINATOR"]),
+    "coordinator study export": (FOLDER, [NAME, "--to", "tensorboard", "--state", "COORDINATOR"]),
     "coordinator study report": (FILE, [NAME, "--state", "COORDINATOR"]),
     "fl-lab init": (FILE, ["STUDY"]),
     "fl-lab compare": (FOLDER, ["STUDY", "--data", "RAW"]),
