@@ -68,10 +68,10 @@ THERE = ("connected", "ready")
 
 def families(administration: Administration, context: Context) -> Iterator[tuple[Metric, Values]]:
     """Each metric with its values now."""
-    rows = administration.list_studies(archived=False).studies
+    rows = administration.studies.listed(archived=False).studies
     yield INFO, {(__version__,): 1}
     yield STUDIES, {(state,): count for state, count in Counter(row.state for row in rows).items()}
-    yield from _of_studies([administration.status(row.id) for row in rows])
+    yield from _of_studies([administration.studies.status(row.id) for row in rows])
     yield from _of_uploads(context, {row.id for row in rows})
     yield from _of_sites(administration.sites())
     yield EXPIRES, {(): not_after(context.authority.signing.certificate).timestamp()}

@@ -178,7 +178,7 @@ class Coordinator:
     def is_ready(self) -> bool:
         """Whether the thread of the studies and the database answer."""
         try:
-            self.administration.list_studies(archived=False)
+            self.administration.studies.listed(archived=False)
             self.administration.sites()
         except WardroundError:
             return False

@@ -26,11 +26,13 @@ def export(
 ) -> None:
     """Write a study's learning curves for another tool: each site's metrics by round. Nothing is sent anywhere."""
     from coordinator.studies.curves import curves
+    from coordinator.studies.metrics import metrics_of
     from fl_algorithms.tracking import to_mlflow, to_tensorboard
     from wardround.local import durable, outputs
 
     place = outputs.folder(out, force=force, keep=[state])
-    run = curves(ask(state, ShowReport(study=study), StudyReport))
+    report = ask(state, ShowReport(study=study), StudyReport)
+    run = curves(report, metrics_of(report))
     if not run.series:
         raise BadData(
             f"no site has reported a number of study `{study}` yet",

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from coordinator.answers import SiteList, SiteRow, StudyFits, StudyReport, StudyRow, StudyStatus
+from coordinator.studies.metrics import metrics_of
 from coordinator.studies.page import blocks_of
 from wardround.pages.blocks import Answer, Block, Claim, Grid, Heading, Page, Paragraph, Tone
 
@@ -90,7 +91,7 @@ def _incomplete_claim(statuses: Iterable[StudyStatus]) -> Claim:
 
 def study_page(report: StudyReport, fits: StudyFits) -> Page:
     """One study: its report as it stands now, and whose data fits."""
-    made = blocks_of(report)
+    made = blocks_of(report, metrics_of(report))
     said = {name: fit for name, fit in fits.sites.items() if fit is not None}
     if not said:
         return replace(made, about=f"Study {report.id}")

@@ -15,6 +15,7 @@ from site_agent.page.pages import home_page, left_page
 from site_agent.page.source import Here
 from site_agent.state.site import Site
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
+from tests.coordinator.conftest import study_document
 from tests.coordinator.test_page import EVIL, report
 from wardround.pages import rendering
 from wardround.pages.blocks import Form, Page
@@ -173,7 +174,9 @@ def shown(page: Page) -> str:
 @pytest.mark.attack(promise="P11", refused_by="proto/wardround/pages/rendering.py")
 def test_markup_in_names_on_the_pages() -> None:
     """A study, a site, a code, a user or an answer has markup, a template or a control character for a name."""
-    study = report(id=EVIL, title=EVIL, sites={EVIL: report().sites["alpha"].document()}, why=EVIL)
+    study = report(
+        id=EVIL, title=EVIL, sites={EVIL: report().sites["alpha"].document()}, why=EVIL, study=study_document()
+    )
     fits = {"id": EVIL, "revision": 1, "counts": EVIL, "sites": {EVIL: {"fits": True, "rows": 1, "said": EVIL}}}
     sites = SiteList(sites=(SiteRow(site=EVIL, state=EVIL, ledger_key=EVIL),), receipt_key=EVIL)
     left = Left(updates={EVIL: Update("2026-01-31T00:00:00Z", EVIL, 1, 1, False, 1, 1, 1, 1, EVIL)})

@@ -5,38 +5,38 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from coordinator.answers import StudyReport
 from coordinator.cli.main import app
-from coordinator.studies.curves import MEAN, curves
-from fl_algorithms.tracking import to_tensorboard
+from coordinator.metric_answers import StudyMetrics
+from coordinator.studies.curves import curves
+from fl_algorithms.tracking import Exported, to_tensorboard
 from tests.coordinator.conftest import Place
-from tests.coordinator.test_page import attempt, report
+from tests.coordinator.test_page import report
 
 
-def accepted(loss: str) -> dict[str, object]:
-    return {
-        "answer": "accepted", "code": "", "tensor": "", "attempt": 1, "num_examples": 9, "num_validation": 3,
-        "metrics": {"val_loss": loss}, "update_digest": "ab" * 32,
-    }  # fmt: skip
+def told() -> Exported:
+    numbers = {"round": 1, "attempt": 1, "closing": False, "rows": 9, "validation_rows": 3, "seconds": 1.0}
+    metrics = StudyMetrics.from_document({
+        "id": "trial", "title": "", "revision": 1, "state": "running", "rounds": 2, "sites": ["alpha", "bravo"],
+        "metrics": ["val_loss"], "counts": "exact",
+        "reported": [
+            {**numbers, "site": "alpha", "model": 0, "metrics": {"val_loss": "0.7"}},
+            {**numbers, "site": "alpha", "model": 1, "metrics": {"val_loss": "nan"}},
+        ],
+        "means": [{"model": 0, "metrics": {"val_loss": 0.8}, "sites": 2}],
+    })  # fmt: skip
+    return curves(report(study={"study": {"seed": 7}, "training": {"batch_size": 4}}), metrics)
 
 
-def told() -> StudyReport:
-    rounds = [attempt(1, {}), attempt(1, {}, attempt=2, val_loss=0.8), attempt(2, {}, val_loss=None)]
-    for row, loss in zip(rounds, ("0.9", "0.7", "nan"), strict=True):
-        row["answers"] = {"alpha": accepted(loss), "bravo": {"answer": "declined", "code": "X", "tensor": ""}}
-    return report(attempts=rounds, study={"study": {"seed": 7}, "training": {"batch_size": 4}})
-
-
-def test_each_site_has_a_series_of_each_metric_and_of_a_round_what_came_last() -> None:
-    run = curves(told())
-    assert run.series == {MEAN: [(0, 0.8)], "alpha/val_loss": [(0, 0.7)]}
+def test_each_site_has_a_series_of_each_metric_and_what_is_no_number_is_left_out() -> None:
+    run = told()
+    assert run.series == {"mean/val_loss": [(0, 0.8)], "alpha/val_loss": [(0, 0.7)]}
     assert (run.group, run.seed, run.settings["training.batch_size"]) == ("trial-1", 7, "4")
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    (path,) = to_tensorboard([curves(told())], tmp_path)
+    (path,) = to_tensorboard([told()], tmp_path)
     events = EventAccumulator(str(path))
     events.Reload()
     (point,) = events.Scalars("alpha/val_loss")

@@ -14,6 +14,7 @@ from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.test_policy_enforcement import EVERY, held
 from tools.world import wait_until
+from wardround.local import person as local_person
 from wardround.local.control import ControlServer
 from wardround.web.guard import Guard
 from wardround.web.live import Live
@@ -193,9 +194,9 @@ def test_the_ledger_is_read_on_from_where_it_was_read_to(world: SiteWorld) -> No
 
 def test_whoever_logged_in_is_named_with_the_account_that_the_kernel_knows(monkeypatch: pytest.MonkeyPatch) -> None:
     claimed = Person("dana", 4, "page", Account("root", 0))
-    monkeypatch.setattr(person, "login_of", lambda process: None)
+    monkeypatch.setattr(local_person, "login_of", lambda process: None)
     assert person.behind(claimed, 1, 0) == Person("dana", 0, "page", Account(person.user_name(0), 0))
-    monkeypatch.setattr(person, "login_of", lambda process: 3_999_999_999)
+    monkeypatch.setattr(local_person, "login_of", lambda process: 3_999_999_999)
     by = person.behind(claimed, 1, 0)
     assert by == Person("dana", 0, "page", Account("3999999999", 3_999_999_999))
     assert by.text == "dana (page), as 3999999999"
