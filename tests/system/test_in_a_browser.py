@@ -3,15 +3,21 @@
 ``WARDROUND_SCREENSHOTS`` names a folder to write the pictures of docs/screenshots into.
 """
 
+import json
 import os
 import shutil
+import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
+from prometheus_client.parser import text_string_to_metric_families
 
+from site_agent.gateway.monitoring import METRICS
 from site_agent.gateway.service import RequestDispatcher
 from tests.browser import PASSWORD
 from tests.coordinator.conftest import Place
@@ -264,6 +270,87 @@ def test_a_person_reads_the_account_approves_and_releases_by_the_keyboard_alone(
     consent = world.state.consent(STUDY)
     assert consent is not None
     assert (consent.state, consent.approved_by.name, consent.approved_by.source) == ("approved", "dana", "page")
+
+
+EVIL_PAGE = """<!doctype html><title>evil</title>
+<form id="f" method="post" target="inner" action="{url}/studies/{study}/withdraw">
+<input name="csrf" value=""></form>
+<iframe name="inner"></iframe><iframe id="framed" src="{url}/"></iframe>
+<script>
+document.getElementById("f").submit();
+fetch("{url}/", {{credentials: "include"}}).then((a) => a.text())
+  .then((text) => document.title = "read " + text.length, () => document.title = "not read");
+</script>"""
+
+
+@contextmanager
+def elsewhere(html: str) -> Iterator[str]:
+    """A page of somebody else at another port of this machine: the same site to a browser, another origin."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(html.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_page_of_somebody_else_in_the_same_browser_acts_and_reads_nothing(
+    world: SiteWorld, chromium: Browser, tmp_path: Path
+) -> None:
+    world.ready()
+    with (
+        agent_answers(world),
+        serving(tmp_path, "site-agent", "page", world.state.root) as url,
+        elsewhere(EVIL_PAGE.format(url=url, study=STUDY)) as evil,
+    ):
+        visitor = Visitor(chromium, url, DESK)
+        visitor.log_in()
+        page = visitor.context.new_page()
+        answers: list[tuple[str, int]] = []
+        page.on("response", lambda answer: answers.append((answer.request.method, answer.status)))
+        page.goto(evil)
+        expect(page).to_have_title("not read")
+        page.wait_for_load_state("networkidle")
+        assert ("POST", 403) in answers  # the cookie went with it: the port is another, the site is the same
+        expect(page.frame_locator("#framed").locator("h1")).not_to_have_text("Site st-olav")
+        visitor.page.reload()
+        expect(visitor.page.get_by_text("Nothing waits for a person.")).to_be_visible()
+        visitor.context.close()
+    consent = world.state.consent(STUDY)
+    assert consent is not None
+    assert consent.state == "approved"
+
+
+def test_a_gateway_tells_metrics_and_logs_json_where_it_is_asked_to(world: SiteWorld, tmp_path: Path) -> None:
+    world.join()
+    at = f"127.0.0.1:{free_port()}"
+    log = tmp_path / "agent.log"
+    agent = Service(
+        log, "site-agent", "run", "--only", "gateway", "--state", world.state.root, "--metrics", at, "--log-format",
+        "json",
+    )  # fmt: skip
+    try:
+        agent.wait_line("ready")
+        with urllib.request.urlopen(f"http://{at}/metrics", timeout=20) as answer:
+            told = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
+        assert told["wardround_site_connected"].samples[0].value == 1
+        assert set(told) >= {metric.name.removesuffix("_total") for metric in METRICS}
+    finally:
+        assert agent.stop() == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert any(line["message"].startswith("connected to the coordinator at") for line in lines)
 
 
 def test_an_account_does_not_move_under_the_eyes_of_whoever_reads_it(

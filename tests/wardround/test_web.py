@@ -3,6 +3,8 @@
 import json
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -13,13 +15,13 @@ import pytest
 
 from tests.browser import CHEAP, PASSWORD
 from tools.world import free_port
-from wardround.errors import BadData, NotPermitted, UsageProblem
-from wardround.local.logs import JsonLines
+from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem
+from wardround.local.logs import JsonLines, use_format
 from wardround.local.sockets import connect
 from wardround.web.live import Live
 from wardround.web.monitoring import Metric, Values, monitored
 from wardround.web.passwords import Users
-from wardround.web.serving import place
+from wardround.web.serving import place, refuse_without_extra
 from wardround.web.sessions import (
     IDLE_S,
     LIFE_S,
@@ -291,7 +293,39 @@ def test_whoever_says_nothing_keeps_nobody_from_metrics() -> None:
             connection.close()
 
 
+def monitored_once() -> None:
+    with monitored(f"127.0.0.1:{free_port()}", families, lambda: True):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("package", "needs", "hint"),
+    [
+        ("starlette", "a page needs starlette, which is not installed", "`pip install 'wardround[dashboard]'`"),
+        ("uvicorn", "a page needs uvicorn, which is not installed", "`pip install 'wardround[dashboard]'`"),
+        ("prometheus_client", "metrics need prometheus_client", "`pip install 'wardround[metrics]'`"),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_named_with_the_command(
+    package: str, needs: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    needing = refuse_without_extra if package != "prometheus_client" else monitored_once
+    with pytest.raises(NeedsPerson, match=needs) as refused:
+        needing()
+    assert refused.value.hint == hint
+
+
 # Logs
+
+
+def test_a_process_and_its_children_log_in_the_form_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARDROUND_LOG_FORMAT", "text")
+    code = "import logging; from wardround.local.logs import *; log_to_stderr('trainer'); logging.warning('hello')"
+    for form, said in (("text", "trainer: hello"), ("json", '"message": "hello", "part": "trainer"}')):
+        use_format(form)  # type: ignore[arg-type]
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        assert ran.stderr.strip().endswith(said)
 
 
 def test_a_log_line_is_one_json_object() -> None:

@@ -5,6 +5,7 @@ import logging
 import socket
 import types
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -167,12 +168,17 @@ def begin() -> None:
     Raises:
         NeedsPerson: the extra is not installed.
     """
+    refuse_without_extra()
     memory.hide()
     log_to_stderr()
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise NeedsPerson(
-            f"the page needs {error.name}, which is not installed", hint="`pip install 'wardround[dashboard]'`"
-        ) from None
+
+
+def refuse_without_extra() -> None:
+    """Raises NeedsPerson: the extra is not installed."""
+    for package in ("starlette", "uvicorn"):
+        try:
+            import_module(package)
+        except ModuleNotFoundError:
+            raise NeedsPerson(
+                f"a page needs {package}, which is not installed", hint="`pip install 'wardround[dashboard]'`"
+            ) from None
