@@ -37,6 +37,7 @@ READS = (
     requests.WatchAll,
 )  # fmt: skip
 REST_S = 0.5  # at least, between two words to one reader
+AGAIN_S = 30.0  # after which the same is said again: whoever went away is noticed
 Handler = Callable[[Mapping[str, object], Callable[[object], None]], object]
 
 
@@ -62,6 +63,8 @@ def questions_alone(handler: Handler) -> Handler:
 def watch(engine: Engine, progress: Callable[[Changed], None]) -> Answer:
     """Say at first and after each change that something changed, until whoever watches goes away.
 
+    ``times`` grows with each change; an item with the same number says that there was none.
+
     Raises:
         Unavailable: the service goes down.
     """
@@ -69,8 +72,11 @@ def watch(engine: Engine, progress: Callable[[Changed], None]) -> Answer:
     try:
         while True:
             progress(Changed(times=times))
-            if not changes.wait(REST_S):
-                raise Unavailable("the service is shutting down")
-            times += 1
+            try:
+                if not changes.wait(REST_S, AGAIN_S):
+                    raise Unavailable("the service is shutting down")
+                times += 1
+            except TimeoutError:
+                continue
     finally:
         engine.unfollow(changes)

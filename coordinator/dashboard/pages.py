@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from urllib.parse import quote
 
 from coordinator.answers import SiteList, SiteRow, StudyFits, StudyReport, StudyRow, StudyStatus
 from coordinator.studies.metrics import metrics_of
@@ -43,7 +44,7 @@ def _studies(rows: list[StudyRow], statuses: Mapping[str, StudyStatus], sites: S
         columns = ("study", "state", "round", "ready", "in this round", "round ends at the latest")
         yield Grid(
             columns, tuple(_study_row(row, statuses.get(row.id)) for row in rows), numbers=(),
-            links=tuple(f"/studies/{row.id}" for row in rows),
+            links=tuple(f"/studies/{quote(row.id)}" for row in rows),
         )  # fmt: skip
     else:
         yield Paragraph("`coordinator study create FILE` offers one to its sites.")

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.answers import Answer, SiteList, StudyFits, StudyList, StudyReport, StudyStatus
+from coordinator.answers import Answer, Changed, SiteList, StudyFits, StudyList, StudyReport, StudyStatus
 from coordinator.requests import ListSites, ListStudies, Request, ShowFits, ShowReport, ShowStatus, WatchAll
 from wardround.errors import Unavailable, WardroundError
 from wardround.local import control, liveness
@@ -28,6 +28,7 @@ class Source:
         self._kept: dict[tuple[str, str], Answer] = {}
         self._of = 0  # the version that what is kept belongs to
         self._ending = threading.Event()
+        self._times = -1  # changes since the watch began, as the service counts them
 
     def studies(self) -> StudyList:
         return self._ask(ListStudies(archived=False), StudyList)
@@ -65,17 +66,23 @@ class Source:
     def _watch(self) -> None:
         was_there = True
         while not self._ending.is_set():
+            self._times = -1
             try:
                 control.call(
-                    self._socket, WatchAll().to_document(), lambda _: self._live.tell(), timeout_s=None,
-                    silent_s=liveness.SILENT_S,
-                )  # fmt: skip
+                    self._socket, WatchAll().to_document(), self._hear, timeout_s=None, silent_s=liveness.SILENT_S
+                )
             except WardroundError as error:
                 if was_there and not self._ending.is_set():
                     log.warning("the coordinator is not reached: %s", error.message)
                     self._live.tell()
                 was_there = isinstance(error, Unavailable) and control.is_listening(self._socket)
             self._ending.wait(AGAIN_S)
+
+    def _hear(self, item: object) -> None:
+        times = Changed.from_document(item).times
+        if times != self._times:
+            self._times = times
+            self._live.tell()
 
     def _ask(self, request: Request, kind: type[A]) -> A:
         key, version = (request.command, getattr(request, "study", "")), self._live.version

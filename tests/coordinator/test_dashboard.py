@@ -1,12 +1,15 @@
 """The dashboard against a coordinator in this process: what its pages say, and that they are live."""
 
+import datetime
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from coordinator.answers import SiteList, SiteRow, StudyRow, StudyStatus
+from coordinator import reading
+from coordinator.answers import Changed, SiteList, SiteRow, StudyRow, StudyStatus
 from coordinator.dashboard import pages
 from coordinator.dashboard.application import application
 from coordinator.dashboard.source import Source
@@ -129,6 +132,30 @@ def test_whoever_watches_all_hears_of_studies_and_of_sites(place: Place) -> None
     assert [item["times"] for item in told] == list(range(len(told)))  # type: ignore[index]
 
 
+def test_a_reader_that_went_away_is_noticed_without_a_change(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "AGAIN_S", 0.01)
+    monkeypatch.setattr(reading, "REST_S", 0.0)
+    told: list[object] = []
+
+    class Gone(Exception):
+        pass
+
+    def hear(item: object) -> None:
+        told.append(item)
+        if len(told) == 3:
+            raise Gone
+
+    with pytest.raises(Gone):
+        reading.watch(place.coordinator.engine, hear)
+    assert told == [Changed(times=0)] * 3
+
+
+def test_another_user_may_read_where_the_operator_says_so(tmp_path: Path) -> None:
+    alone, other = reading.Readers(tmp_path), reading.Readers(tmp_path, 3_999_999_999)
+    assert (alone.mode, alone.users) == (0o600, {os.geteuid(), 0})
+    assert (other.mode, other.users) == (0o666, {os.geteuid(), 0, 3_999_999_999})
+
+
 def status(**changes: object) -> StudyStatus:
     site = {"state": "training", "code": "", "ready": True, "rounds_contributed": [], "rounds_left_out": []}
     document = {
@@ -159,8 +186,6 @@ def test_what_needs_a_person_stands_first() -> None:
 
 
 def test_a_key_at_two_machines_and_a_certificate_that_ends_are_named() -> None:
-    import datetime
-
     now = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
     listed = SiteList(
         sites=(

@@ -3,6 +3,8 @@
 ``WARDROUND_SCREENSHOTS`` names a folder to write the pictures of docs/screenshots into.
 """
 
+import datetime
+import ipaddress
 import json
 import os
 import shutil
@@ -14,6 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,6 +31,7 @@ from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.test_policy_enforcement import EVERY, held
 from tools.world import Service, command, free_port
 from wardround.local.control import ControlServer
+from wardround.signing.certificates import key_pem
 
 CHROMIUM = os.environ.get("WARDROUND_CHROMIUM", "/usr/bin/chromium")
 SITES = ("ashford", "birchwood", "calder", "dunmore")
@@ -203,6 +209,39 @@ def test_a_page_says_that_its_server_went_away_and_comes_back_by_itself(
         place.serve()
         expect(visitor.page.get_by_text("No study yet.")).to_be_visible()
         visitor.faults = [fault for fault in visitor.faults if "503" not in fault]
+
+
+def test_with_tls_of_its_own_the_session_travels_by_it_alone(place: Place, chromium: Browser, tmp_path: Path) -> None:
+    port, host = free_port(), ipaddress.ip_address("127.0.0.1")
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    certificate = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now).not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(host)]), critical=False).sign(key, hashes.SHA256())
+    )  # fmt: skip
+    (tmp_path / "tls.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (tmp_path / "tls.key").write_bytes(key_pem(key))
+    url = f"https://127.0.0.1:{port}"
+    command(
+        "coordinator", "dashboard", "user", "add", "dana", "--state", place.state.root, "--password-file", "-",
+        stdin=f"{PASSWORD}\n",
+    )  # fmt: skip
+    service = Service(
+        tmp_path / "page.log", "coordinator", "dashboard", "serve", "--state", place.state.root, "--listen",
+        f"0.0.0.0:{port}", "--certificate", tmp_path / "tls.pem", "--key", tmp_path / "tls.key", "--origin", url,
+    )  # fmt: skip
+    try:
+        service.wait_line("ready")
+        visitor = Visitor(chromium, url, DESK, ignore_https_errors=True)
+        visitor.log_in()
+        expect(visitor.page.get_by_text("No study yet.")).to_be_visible()
+        (cookie,) = visitor.context.cookies()
+        assert cookie["name"].startswith("__Host-")
+        assert (cookie["secure"], cookie["httpOnly"], cookie["sameSite"]) == (True, True, "Strict")
+        visitor.close()
+    finally:
+        assert service.stop() == 0
 
 
 def test_without_scripts_the_pages_say_the_same(place: Place, chromium: Browser, tmp_path: Path) -> None:

@@ -235,7 +235,8 @@ class Application:
             return PlainTextResponse("log in first\n", 401)
         if self._listeners >= MOST_LISTENERS:
             return PlainTextResponse("too many pages are open\n", 503)
-        return StreamingResponse(self._told(request), media_type="text/event-stream")
+        unbuffered = {"X-Accel-Buffering": "no"}  # at a proxy before us
+        return StreamingResponse(self._told(request), media_type="text/event-stream", headers=unbuffered)
 
     async def _told(self, request: Request) -> AsyncIterator[str]:
         """A line for each version from the present one on; until the session or the server ends."""
