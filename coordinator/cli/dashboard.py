@@ -5,8 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.cli.asking import refuse_no_coordinator
 from coordinator.cli.options import State
+from coordinator.requests import READ_SOCKET
 from wardround.cli import Certificate, Key, LogFormat, Origin, PasswordFile, group, new_password, say, say_next
+from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
     from wardround.web.passwords import Users
@@ -15,6 +18,14 @@ app = group("Show studies, rounds and sites in a browser, to people who log in."
 users = group("Who may log in to the dashboard.")
 app.add_typer(users, name="user")
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
+Apart = Annotated[
+    Path | None,
+    typer.Option(
+        "--users",
+        metavar="DIR",
+        help="Where the names are, for a dashboard that runs as a user of its own: nothing is looked for in --state.",
+    ),
+]
 
 
 @app.command()
@@ -29,6 +40,7 @@ def serve(
     read_socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The service's socket for readers, if not DIR/read.sock.")
     ] = None,
+    apart: Apart = None,
     log_format: LogFormat = "text",
 ) -> None:
     """Serve the dashboard until SIGTERM. Prints `ready URL`. It asks the running service, and changes nothing."""
@@ -37,36 +49,42 @@ def serve(
     from wardround.web.serving import begin, place
 
     use_format(log_format)
+    there = place(listen, origin=origin, certificate=certificate, key=key, only_loopback=False)
+    known = _users(state, apart)
+    if apart is not None and read_socket is None:
+        raise UsageProblem(
+            "with --users the dashboard does not look into the state directory, and no --read-socket is given",
+            hint="as in `coordinator serve --read-socket PATH --reader USER`",
+        )
     begin()
-    run(state, read_socket, place(listen, origin=origin, certificate=certificate, key=key, only_loopback=False))
+    run(None if apart is not None else state, read_socket or state / READ_SOCKET, known, there)
 
 
 @users.command()
-def add(name: Name, state: State, password_file: PasswordFile = None) -> None:
+def add(name: Name, state: State, password_file: PasswordFile = None, apart: Apart = None) -> None:
     """Let somebody log in, or give another password. It is asked for and not shown."""
-    is_new = _users(state).put(name, new_password(password_file), "look")
+    is_new = _users(state, apart).put(name, new_password(password_file), "look")
     say(f"`{name}` {'may log in now' if is_new else 'has another password now, and is logged out'}")
     say_next("next: `coordinator dashboard serve`")
 
 
 @users.command()
-def remove(name: Name, state: State) -> None:
+def remove(name: Name, state: State, apart: Apart = None) -> None:
     """Let somebody log in no more. Sessions of that user end at once."""
-    _users(state).remove(name)
+    _users(state, apart).remove(name)
     say(f"`{name}` is logged out, and may log in no more")
 
 
 @users.command("list")
-def list_(state: State) -> None:
+def list_(state: State, apart: Apart = None) -> None:
     """Print who may log in."""
-    for user in _users(state).all():
+    for user in _users(state, apart).all():
         print(user.name)
 
 
-def _users(state: Path) -> "Users":
-    from coordinator.dashboard.application import users_file
-    from wardround.local import directory
+def _users(state: Path, apart: Path | None) -> "Users":
     from wardround.web.passwords import Users
 
-    directory.refuse_other(state, "coordinator")
-    return Users(users_file(state))
+    if apart is None:
+        refuse_no_coordinator(state)
+    return Users((apart or state / "dashboard") / "users.json")

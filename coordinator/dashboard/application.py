@@ -5,7 +5,6 @@ from pathlib import Path
 
 from coordinator.dashboard import pages
 from coordinator.dashboard.source import Source
-from coordinator.requests import READ_SOCKET
 from wardround.local import directory
 from wardround.pages.blocks import Page
 from wardround.records.schema import read_toml
@@ -38,27 +37,21 @@ def application(federation: str, source: Source, users: Users, live: Live, *, se
     )
 
 
-def users_file(state: Path) -> Path:
-    """Who may log in."""
-    return state / "dashboard" / "users.json"
-
-
-def run(state: Path, socket: Path | None, place: Place) -> None:
+def run(state: Path | None, socket: Path, users: Users, place: Place) -> None:
     """Serve the dashboard until SIGTERM. The coordinator need not run: its pages say that it does not.
 
     Args:
-        state: where its users are; the coordinator's own, or a folder of the dashboard's user.
-        socket: of the service, for readers; None for the one in ``state``.
+        state: the coordinator's, for its federation's name; None where this user may not look into it.
+        socket: of the service, for readers.
 
     Raises:
         Unavailable: it cannot listen there.
     """
-    config = state / directory.COORDINATOR
-    federation = str(read_toml(config).get("federation", "")) if directory.exists(config) else ""
+    federation = str(read_toml(state / directory.COORDINATOR).get("federation", "")) if state is not None else ""
     live = Live()
-    source = Source(socket or state / READ_SOCKET, live)
+    source = Source(socket, live)
     source.watch()
     try:
-        serve(place, application(federation, source, Users(users_file(state)), live, secure=place.secure), live)
+        serve(place, application(federation, source, users, live, secure=place.secure), live)
     finally:
         source.end()
