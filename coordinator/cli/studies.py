@@ -13,6 +13,7 @@ from coordinator.cli.backups import renew_one
 from coordinator.cli.edit import edit
 from coordinator.cli.initial import has_torch, make_initial
 from coordinator.cli.metrics import metrics
+from coordinator.cli.new_study import new
 from coordinator.cli.options import Force, Json, State
 from coordinator.cli.printing import print_fits, print_progress, print_report, print_status, print_studies
 from coordinator.requests import (
@@ -171,6 +172,7 @@ def fit(study: Study, state: State, as_json: Json = False) -> None:
 
 app.command()(metrics)
 app.command()(edit)
+app.command()(new)
 
 
 @app.command()

@@ -104,6 +104,19 @@ def test_init_writes_keys_that_only_this_user_reads_and_names_the_next_step(tmp_
     assert commands.state.stat().st_mode & 0o777 == 0o700
 
 
+def test_several_sites_are_invited_at_once_and_each_invitation_is_a_file_of_its_own(commands: Commands) -> None:
+    out, _ = commands.run("invite", "alpha", "bravo", "alpha")
+    assert [Invitation.decode(line).site for line in out.split()] == ["alpha", "bravo"]
+    folder = commands.folder / "invitations"
+    out, said = commands.run("invite", "alpha", "bravo", "--out", folder)
+    assert out == ""
+    assert f"Written to {folder / 'alpha.invitation'}: send it to that hospital alone, then delete it" in said
+    for site in ("alpha", "bravo"):
+        path = folder / f"{site}.invitation"
+        assert Invitation.decode(path.read_text()).site == site
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_init_again_changes_nothing(commands: Commands) -> None:
     before = (commands.state / "authority" / "key.pem").read_bytes()
     _, said = commands.run("init", "--federation", "north", "--address", commands.address, code=78)
