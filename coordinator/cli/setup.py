@@ -1,12 +1,18 @@
 """``coordinator init``, ``upgrade`` and ``serve``: the state directory, and the service on it."""
 
 import time
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.options import State
-from wardround.cli import say
+from coordinator.journal_records import Known
+from wardround.cli import LogFormat, Metrics, say
+from wardround.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from coordinator.state_directory import State as Place
 
 
 def init(
@@ -18,10 +24,25 @@ def init(
     from coordinator import state_directory
     from wardround.signing.certificates import fingerprint
 
-    authority = state_directory.create(state_directory.State(state), federation, address, time.time())
+    place = state_directory.State(state)
+    authority = state_directory.create(place, federation, address, time.time())
+    write_journal(place, "init", {"federation": federation, "address": address})
     say(f"Certificate authority of `{federation}` written to {state / 'authority'}; only this user can read its key")
     say(f"fingerprint {fingerprint(authority.certificate)}")
     say("next: `coordinator serve`, then `coordinator invite SITE`")
+
+
+def write_journal(place: "Place", act: str, about: dict[str, Known]) -> None:
+    """Write into the operator's journal what this command has done to the state directory itself."""
+    from coordinator.journal import Journal
+    from coordinator.storage.database import Store
+    from wardround.local.person import who
+
+    store = Store(place.database)
+    try:
+        Journal(store, time.time).done(who(), act, about)
+    finally:
+        store.close()
 
 
 def upgrade(state: State) -> None:
@@ -34,6 +55,8 @@ def upgrade(state: State) -> None:
     place.config()
     with StateLock(state, "coordinator upgrade"):
         kept = database.upgrade(place.database)
+        if kept is not None:
+            write_journal(place, "upgrade", {"schema": database.newest_schema()})
     if kept is not None:
         say(f"the database as it was is kept as {kept}")
     say(f"{place.database} is ready for this version")
@@ -57,11 +80,33 @@ def serve(
     calls_a_second: Annotated[
         int, typer.Option(min=1, metavar="N", help="Calls that one peer may make each second after a burst.")
     ] = 100,
+    read_socket: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The socket of the dashboard, if not DIR/read.sock: questions alone."),
+    ] = None,
+    reader: Annotated[
+        str, typer.Option(metavar="USER", help="The user that the dashboard runs as, if it has one of its own.")
+    ] = "",
+    metrics: Metrics = "",
+    log_format: LogFormat = "text",
 ) -> None:
     """Serve the federation until SIGTERM. Prints `ready HOST:PORT`."""
     from coordinator.calls import Bounds
+    from coordinator.reading import Readers
     from coordinator.server import serve as serve_forever
     from coordinator.state_directory import State as Place
+    from wardround.local.logs import use_format
 
+    use_format(log_format)
     bounds = Bounds(first_message_s, rate_bytes, rate_s, burst, calls_a_second, left_s=rate_s)
-    serve_forever(Place(state), listen, bounds)
+    readers = Readers(read_socket or Place(state).read, _uid(reader) if reader else None)
+    serve_forever(Place(state), listen, bounds, readers=readers, metrics=metrics)
+
+
+def _uid(user: str) -> int:
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise UsageProblem(f"this machine has no user `{user[:64]}`", hint="--reader USER") from None

@@ -105,7 +105,8 @@ def _words(entry: Entry) -> str:
             network = f", network {entry.network}" if entry.network is not None else ""
             weights = f", weights {entry.weights_digest[:12]}" if entry.weights_digest is not None else ""
             plugins = "".join(f", code of plug-in {row.name} {row.version}" for row in entry.plugins or ())
-            return f"{entry.study} {entry.event}{_by_words(entry.by)}{network}{weights}{plugins}"
+            also = "".join(f" and {person.words()}" for person in entry.also_by or ())
+            return f"{entry.study} {entry.event}{_by_words(entry.by)}{also}{network}{weights}{plugins}"
         case SessionEntry():
             sent = f", {size(entry.bytes_up)} sent" if entry.bytes_up is not None else ""
             return f"{entry.event} {entry.peer or ''}{sent}"
@@ -117,7 +118,7 @@ def _words(entry: Entry) -> str:
         case HeldEntry() | ReleasedEntry() | RejectedEntry():
             return f"{_about(entry)} {entry.type}{_by_words(entry.by)}"
         case PolicyEntry():
-            return f"{entry.event} {(entry.sha256 or '')[:12]}".rstrip()
+            return f"{entry.event} {(entry.sha256 or '')[:12]}".rstrip() + _by_words(entry.by)
         case IdentityEntry():
             return f"{entry.event or ''} for {_or_unknown(entry.site)}, to {_or_unknown(entry.not_after)}"
         case GenesisEntry():

@@ -1,114 +1,27 @@
-"""Which person is behind a command. The account that it runs as is often the service's own, and nobody's name.
+"""Which person is behind a command at a site: ``wardround.local.person``, which the coordinator shares.
 
-    loginuid   the kernel's word on who logged in; only a privileged program can set it, and only once
-    sudo       SUDO_UID in the environment: whoever is that account could write it too
-    polkit     PKEXEC_UID, likewise
-    account    nobody else is known: the account itself
-
-The first that is there is taken, and its name kept beside the person's, with the account.
+Here somebody may also have logged in to the hospital's page: then the page names the person (``page``), and the account
+is the one that the page runs as, or the login with which somebody began it.
 """
 
 import os
-import pwd
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from dataclasses import replace
 
-from pydantic import ConfigDict, PlainSerializer
+from wardround.local import person
+from wardround.local.person import PAGE, Account, KnownPerson, Person, user_name, who
 
-from site_agent.state.codec import STRICT
-
-UNSET = 2**32 - 1  # of a process that no login began: a service, a container
-NOBODY_ELSE = "account"
+__all__ = ["Account", "KnownPerson", "Person", "at_page", "behind", "user_name", "who"]
 
 
-@dataclass(frozen=True)
-class Account:
-    """A user of this machine."""
-
-    name: str
-    uid: int
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-
-@dataclass(frozen=True)
-class Person:
-    """Who gave a command: ``source`` says how that is known, ``account`` as which user the command runs."""
-
-    name: str
-    uid: int
-    source: str = ""
-    account: Account | None = None
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    def document(self) -> dict[str, Any]:
-        """As a consent and the ledger have it; without what is not known."""
-        known: dict[str, Any] = {"name": self.name, "uid": self.uid}
-        if self.source:
-            known["source"] = self.source
-        if self.account is not None:
-            known["account"] = {"name": self.account.name, "uid": self.account.uid}
-        return known
-
-    @property
-    def text(self) -> str:
-        """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
-        account = self.account.name if self.account is not None else self.name
-        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
-
-
-KnownPerson = Annotated[Person, PlainSerializer(Person.document)]
-
-
-def who() -> Person:
-    """The person at this command."""
-    return judged(login_of("self"), os.environ, os.geteuid())
+def at_page(name: str) -> Person:
+    """Somebody who logged in to the page, which this process serves."""
+    return Person(name, os.geteuid(), PAGE, Account(user_name(os.geteuid()), os.geteuid()))
 
 
 def behind(claimed: Person, pid: int, uid: int) -> Person:
-    """The person whom a command names, as far as the kernel bears it out.
-
-    Args:
-        claimed: what ``who`` gave in the command's process.
-        pid, uid: of that process, by the kernel.
-    """
-    login = login_of(str(pid))
-    if login is not None:
-        return judged(login, {}, uid)
-    return replace(claimed, account=_account(uid))
-
-
-def judged(login: int | None, environment: Mapping[str, str], account: int) -> Person:
-    """``who``, from a login's uid if the kernel has one, the environment and the account's uid."""
-    known = [("loginuid", login)]
-    known += [("sudo", _uid(environment, "SUDO_UID")), ("polkit", _uid(environment, "PKEXEC_UID"))]
-    source, uid = next(((source, uid) for source, uid in known if uid is not None), (NOBODY_ELSE, account))
-    return Person(user_name(uid), uid, source, _account(account))
-
-
-def login_of(process: str) -> int | None:
-    """The uid with which the login of a process began; None where there was none, or no kernel that says."""
-    try:
-        uid = int(Path(f"/proc/{process}/loginuid").read_text())
-    except (OSError, ValueError):
-        return None
-    return None if uid == UNSET else uid
-
-
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OverflowError):
-        return str(uid)
-
-
-def _account(uid: int) -> Account:
-    return Account(user_name(uid), uid)
-
-
-def _uid(environment: Mapping[str, str], name: str) -> int | None:
-    written = environment.get(name, "")
-    return int(written) if written.isascii() and written.isdigit() and int(written) < UNSET else None
+    """``wardround.local.person.behind``; of whoever logged in to the page, the kernel knows who began the page."""
+    if claimed.source != PAGE:
+        return person.behind(claimed, pid, uid)
+    login = person.login_of(str(pid))
+    account = uid if login is None else login
+    return replace(claimed, uid=uid, account=Account(user_name(account), account))

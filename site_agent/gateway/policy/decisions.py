@@ -70,6 +70,13 @@ def decide(policy: Policy, request: StudyRequest) -> list[Decision]:
     return decisions
 
 
+def decide_approval(policy: Policy, persons: int) -> Decision:
+    """The decision on a study that so many different people approved."""
+    wanted = policy.approval.persons
+    said = f"{persons} {'person' if persons == 1 else 'people'} approved"
+    return Decision(said, persons >= wanted, f"approval.persons: {wanted}")
+
+
 def decide_fit(policy: Policy, study: str, coordinator: str, counts: str) -> list[Decision]:
     """The decision on the word that this site's data fits a study, with its rows in the form ``counts``."""
     request = StudyRequest(study, coordinator, (), (), 1, counts, None)
@@ -137,6 +144,17 @@ def _quota(unit: str, period: str, amount: int, most: int) -> Decision:
 def first_denial(decisions: Iterable[Decision]) -> Decision | None:
     """The first thing that may not leave, None when all may."""
     return next((decision for decision in decisions if not decision.allowed), None)
+
+
+def names_study(policy: Policy, study: str) -> bool:
+    """Whether a pattern of `study.studies` matches a study's name."""
+    return any(fnmatchcase(study, pattern) for pattern in policy.study.studies)
+
+
+def lacks_rule(policy: Policy, spec: TensorSpec) -> bool:
+    """Whether a tensor may not leave because no allow rule fits it, rather than by a deny rule."""
+    denied = any(fnmatchcase(spec.key, rule.match) for rule in policy.tensors.deny)
+    return not denied and not _tensor(policy, spec).allowed
 
 
 def _study(policy: Policy, request: StudyRequest) -> Decision:
