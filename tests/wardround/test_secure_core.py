@@ -15,10 +15,16 @@ from wardround.secure import shamir
 from wardround.secure.keys import Secrets, agreed, commitment, derive, public_of
 from wardround.secure.layout import BLOCK, ELEMENTS, NUMBERS, TENSORS, Layout, digests, masked
 from wardround.secure.masking import PIECE, Mask, Masks
-from wardround.secure.quantizing import BeyondRange, Quantizer, added, fixed, number_bits, numbers, range_for, signed
+from wardround.secure.quantizing import U32, BeyondRange, Quantizer, fixed, number_bits, numbers, range_for, signed
 from wardround.secure.rules import Rules, default_threshold
 from wardround.secure.sums import chance_to_miss
 from wardround.tensors.manifests import TensorSpec
+
+
+def added(rows: list[U32]) -> U32:
+    """The sum of vectors in the ring."""
+    return np.add.reduce(np.stack(rows), axis=0, dtype=np.uint32)
+
 
 VALUES = st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=40)
 

@@ -161,7 +161,7 @@ def masked(layout: Layout, block: Block, weight: int, own: U64, masks: Mapping[s
         own: the site's numbers. masks: label -> those of that part.
 
     Raises:
-        BeyondRange: a value is beyond the study's range; what was given before has left no trace but its masks.
+        BeyondRange: a value is beyond the study's range. The blocks before it are of no use without the rest.
     """
     tensors = Masks(masks[TENSORS])
     for first in range(0, layout.elements, ELEMENTS):

@@ -8,7 +8,7 @@ Counts and metrics are few and need more room: they are integers in the ring 2^6
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -132,11 +132,3 @@ def _bits(room: Fraction, largest: Fraction) -> int:
     while largest * Fraction(2) ** found > room:
         found -= 1
     return found
-
-
-def added(rows: Sequence[U32]) -> U32:
-    """The sum of vectors in the ring."""
-    total = np.zeros_like(rows[0])
-    for row in rows:
-        total += row
-    return total

@@ -8,7 +8,6 @@
 Each is a DSSE envelope by the site's ledger key. Canonical JSON, so that one statement has one form and one digest.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -294,7 +293,3 @@ def group_digest(context: Context, members: Iterable[Keys]) -> str:
 def set_digest(group: str, submissions: Iterable[Submission]) -> str:
     """Of the submissions that are to be summed."""
     return canonical.digest([group, sorted([one.site, one.blocks] for one in submissions)])
-
-
-def payload_digest(envelope: Envelope) -> str:
-    return hashlib.sha256(envelope.payload).hexdigest()
