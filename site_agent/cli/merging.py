@@ -9,7 +9,7 @@ import typer
 
 from site_agent.cli.service import kept
 from wardround.cli import print_json, say, say_next
-from wardround.errors import TryAgain, UsageProblem
+from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
     from site_agent.gateway.policy.decisions import StudyRequest
@@ -54,8 +54,8 @@ def merge_into_policy(
     if not sys.stdin.isatty():
         raise UsageProblem(
             "nothing was changed: there is no terminal to ask at",
-            hint=f"`site-agent policy draft {request.study} --merge --out FILE`, read FILE, then put it in place of "
-            f"{here.policy}",
+            hint=f"`site-agent policy draft {request.study} --merge --out FILE`, read FILE, then "
+            "`site-agent policy apply FILE`",
         )
     typer.confirm(f"Write this to {here.policy}?", abort=True, err=True)
     write_proposal(here, proposed)
@@ -88,20 +88,15 @@ def show_proposal(proposed: Proposal, study: str) -> None:
 
 
 def write_proposal(here: "SiteState", proposed: Proposal) -> None:
-    """Put it in force. The text before it is kept by its SHA-256, for `site-agent policy show`.
+    """Put it in force, with the person's name in the ledger. `site-agent policy show` has the text before.
 
     Raises:
-        TryAgain: somebody changed the policy since it was shown.
+        NeedsPerson: somebody changed the policy since it was shown.
     """
     import hashlib
 
-    from wardround.local import durable
+    from site_agent.cli.policy_edits import put_policy
 
-    if here.policy.read_bytes() != proposed.before:
-        raise TryAgain(f"{here.policy} was changed meanwhile; nothing was written", hint="give the command again")
-    old = here.root / "policies" / f"{hashlib.sha256(proposed.before).hexdigest()}.toml"
-    if not old.exists():
-        durable.make_folder(old.parent)
-        durable.write_file(old, proposed.before)
-    durable.write_file(here.policy, proposed.text.encode(), mode=0o640)
-    print(f"Written to {here.policy}; the text before is kept as {old}")
+    put_policy(here, proposed.text.encode(), proposed.before)
+    kept_as = hashlib.sha256(proposed.before).hexdigest()[:12]
+    print(f"Written to {here.policy}; the text before is kept: `site-agent policy show {kept_as}`")

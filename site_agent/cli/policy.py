@@ -8,6 +8,7 @@ import typer
 
 from site_agent.cli.merging import merge_into_policy
 from site_agent.cli.options import Json, State, StudyId
+from site_agent.cli.policy_edits import apply, edit, put_policy
 from site_agent.cli.service import joined, kept, offered
 from wardround.cli import group, print_json, say, say_next
 from wardround.errors import BadData, NotPermitted, UsageProblem
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from site_agent.state.site import Site
 
 policy_app = group("What may leave this hospital: a file that a person writes. Nothing else may.")
+
+
+policy_app.command()(edit)
+policy_app.command()(apply)
 
 
 @policy_app.command()
@@ -48,7 +53,6 @@ def draft(
     from site_agent.gateway.policy import policy
     from site_agent.gateway.policy import text as policy_text
     from wardround.local import outputs
-    from wardround.local.durable import write_file
 
     here, site = joined(state)
     target = out or here.policy
@@ -68,7 +72,7 @@ def draft(
     if out is not None:
         outputs.write(out, text.encode(), force=force, keep=kept(state), mode=0o640)
     else:
-        write_file(target, text.encode(), mode=0o640, replace=False)
+        put_policy(here, text.encode(), b"")
     if json:
         print_json({"study": study, "file": str(target)})
         return
@@ -126,12 +130,19 @@ def show_policy(
     here, _ = joined(state)
     policies = [(line.ts, line.entry) for line in audit.lines(here.ledger) if isinstance(line.entry, PolicyEntry)]
     if not digest:
-        rows = [{"since": time, "event": policy.event, "sha256": policy.sha256 or ""} for time, policy in policies]
+        rows = [
+            {
+                "since": time, "event": policy.event, "sha256": policy.sha256 or "",
+                "by": policy.by.words() if policy.by is not None else "",
+            }
+            for time, policy in policies
+        ]  # fmt: skip
         if json:
             print_json({"policies": rows})
             return
         for row in rows:
-            print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}")
+            by = f" by {row['by']}" if row["by"] else ""
+            print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}{by}")
         say_next("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
         return
     digests = {policy.sha256 for _, policy in policies if policy.sha256 and policy.sha256.startswith(digest)}

@@ -183,6 +183,7 @@ def test_units_are_left_out_with_a_line_where_systemd_is_missing_and_never_under
 ) -> None:
     monkeypatch.setattr(check_deploy.shutil, "which", lambda name: None)
     monkeypatch.setattr(check_deploy, "check_containers", lambda deploy: [])
+    monkeypatch.setattr(check_deploy, "check_kubernetes", lambda deploy: [])
     monkeypatch.setattr(check_deploy, "_services", lambda deploy: {})
     monkeypatch.delenv("CI", raising=False)
     assert check_deploy.main() == 0
@@ -234,6 +235,68 @@ def test_the_rules_of_the_compose_file(name: str, changes: dict[str, Any], said:
     faults = check_deploy.check_compose_rules({name: {**SERVICE, **changes}})
     assert len(faults) == len(said), faults
     assert all(part in fault for part, fault in zip(said, faults, strict=True))
+
+
+def test_an_image_copies_nothing_that_its_build_leaves_out(tmp_path: Path) -> None:
+    assert check_deploy.check_build_contexts(DEPLOY) == []
+    name = "containers/Containerfile.site.dockerignore"
+    copy = changed(tmp_path, name, lambda text: text.replace("!tools/verify_ledger.py\n", ""))
+    assert check_deploy.check_build_contexts(copy) == [
+        "Containerfile.site: copies tools/verify_ledger.py, which its .dockerignore leaves out"
+    ]
+
+
+CONTAINER: dict[str, Any] = {
+    "name": "it",
+    "securityContext": {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    },
+    "volumeMounts": [{"name": "tables", "readOnly": True}],
+}  # fmt: skip
+POD: dict[str, Any] = {
+    "automountServiceAccountToken": False,
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "container", "said"),
+    [
+        pytest.param("trainer", {}, {}, "", id="as it should be"),
+        pytest.param("trainer", {"securityContext": {}}, {}, "may run as root, or without seccomp", id="root"),
+        pytest.param("trainer", {"hostNetwork": True}, {}, "the node's network", id="network"),
+        pytest.param("trainer", {"automountServiceAccountToken": True}, {}, "has a token", id="token"),
+        pytest.param("trainer", {}, {"securityContext": {}}, "container it is not closed", id="open"),
+        pytest.param("trainer", {}, {"volumeMounts": [{"name": "tables"}]}, "tables can be written", id="writable"),
+        pytest.param("gateway", {}, {}, "sees patients or private modules", id="patients"),
+    ],
+)
+def test_the_rules_of_pods(name: str, pod: dict[str, Any], container: dict[str, Any], said: str) -> None:
+    template = {"spec": {**POD, "containers": [{**CONTAINER, **container}], **pod}}
+    document = {"kind": "StatefulSet", "metadata": {"name": name}, "spec": {"replicas": 1, "template": template}}
+    faults = check_deploy.pod_faults([document])
+    assert len(faults) == bool(said), faults
+    assert said in "".join(faults)
+
+
+def policy(app: str = "", **spec: Any) -> dict[str, Any]:
+    selector = {"matchLabels": {"app.kubernetes.io/name": app}} if app else {}
+    spec = {"podSelector": selector, "policyTypes": ["Ingress", "Egress"], **spec}
+    return {"kind": "NetworkPolicy", "metadata": {"name": app or "all"}, "spec": spec}
+
+
+def test_the_rules_of_network_policies() -> None:
+    way = {"to": [{"ipBlock": {"cidr": "203.0.113.7/32"}}], "ports": [{"port": 8443}]}
+    assert check_deploy.network_faults([policy(), policy("wardround-gateway", egress=[way])]) == []
+    assert check_deploy.network_faults([policy("wardround-gateway", egress=[way])]) == [
+        "no policy closes every pod of the namespace"
+    ]
+    assert check_deploy.network_faults([policy(), policy("wardround-trainer", egress=[way])]) == [
+        "a policy opens the trainer"
+    ]
+    assert check_deploy.network_faults([policy(), policy("wardround-gateway", egress=[{"ports": [{"port": 53}]}])]) == [
+        "policy wardround-gateway lets its pods reach anything"
+    ]
 
 
 def test_the_installer_refuses_another_role_and_a_machine_without_the_program() -> None:

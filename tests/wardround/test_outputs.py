@@ -41,6 +41,7 @@ WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else i
     "coordinator authority request": (FILE, ["--state", "COORDINATOR"]),
     "coordinator authority sign": (FILE, ["--root", "STUDY", "--passphrase", "STUDY", "--request", "STUDY"]),
     "coordinator invite": (FOLDER, ["north", "--state", "COORDINATOR"]),
+    "coordinator journal export": (FILE, ["--state", "COORDINATOR"]),
     "coordinator receipts": (FILE, ["north", "--state", "COORDINATOR"]),
     "coordinator study report": (FILE, [NAME, "--state", "COORDINATOR"]),
     "fl-lab init": (FILE, ["STUDY"]),
