@@ -21,6 +21,8 @@ EXPOSURE = {  # ten times the most that `systemd-analyze security` may say; depl
     "wardround-gateway.service": 13,
     "wardround-trainer.service": 10,
     "wardround-coordinator.service": 13,
+    "wardround-page.service": 13,
+    "wardround-dashboard.service": 13,
 }
 NO_SUCH_PROGRAM = re.compile(r"^ExecStart=/opt/wardround/bin/[a-z-]+", re.MULTILINE)
 

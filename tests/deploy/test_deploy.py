@@ -38,7 +38,7 @@ def unit(name: str) -> dict[str, str]:
 
 
 def role_of(name: str) -> str:
-    return "coordinator" if "coordinator" in name else "site"
+    return "coordinator" if name in ("wardround-coordinator.service", "wardround-dashboard.service") else "site"
 
 
 def rows(name: str) -> list[list[str]]:
@@ -76,6 +76,24 @@ def test_the_process_that_has_the_network_sees_no_patients() -> None:
     assert "SupplementaryGroups" not in gateway
 
 
+@pytest.mark.parametrize(
+    ("name", "port", "hidden"),
+    [
+        ("wardround-page.service", 8090, ("studies", "staging", "identity/key.pem", "identity/ledger_key.pem")),
+        ("wardround-dashboard.service", 8080, ("authority", "keys", "blobs", "coordinator.db")),
+    ],
+)
+def test_a_page_is_reached_from_this_machine_alone_writes_nowhere_and_sees_no_key(
+    name: str, port: int, hidden: tuple[str, ...]
+) -> None:
+    page, state = unit(name), STATE[role_of(name)]
+    assert (page["IPAddressDeny"], page["IPAddressAllow"]) == ("any", "localhost")
+    assert (page["SocketBindDeny"], page["SocketBindAllow"]) == ("any", f"ipv4:tcp:{port}")
+    assert page["ProtectSystem"] == "strict"
+    assert "ReadWritePaths" not in page
+    assert {f"-{state}/{path}" for path in hidden} <= set(page["InaccessiblePaths"].split())
+
+
 def test_torch_may_make_code_and_a_worker_may_leave_for_namespaces_of_its_own() -> None:
     trainer = unit("wardround-trainer.service")
     assert "MemoryDenyWriteExecute" not in trainer
@@ -96,7 +114,7 @@ def test_a_unit_runs_as_a_user_that_is_made_and_writes_where_a_folder_is_made(na
     role, service = role_of(name), unit(name)
     made = {row[1] for row in rows(f"{role}.sysusers.conf") if row[0] == "u"}
     assert service["User"] in made
-    for path in service["ReadWritePaths"].split():
+    for path in service.get("ReadWritePaths", "").split():
         assert path.removeprefix("-") in folders()
     assert f"WARDROUND_STATE={STATE[role]}" in (DEPLOY / "systemd" / f"{role}.env").read_text().splitlines()
     assert service["EnvironmentFile"] == f"/etc/wardround/{role}.env"
