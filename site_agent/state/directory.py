@@ -10,6 +10,7 @@
     outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
     incoming/            models that are being downloaded
     staging/             the one folder that the trainer's user writes too
+    page/users.json      who may log in to the hospital's page; salted hashes
     format.json          which version wrote all this; see ``site_agent.state.formats``
     ledger/  studies/  data.toml  control.sock
 
