@@ -42,6 +42,7 @@ ARGUMENTS = {
     "coordinator init": ["--federation", "f", "--address", "127.0.0.1:1"],
     "coordinator invite": ["north"],
     "coordinator backup": ["--out", "OUT"],
+    "coordinator journal export": ["--out", "OUT"],
     "coordinator dashboard user add": ["dana", "--password-file", "TABLE"],
     "coordinator dashboard user remove": ["dana"],
     "coordinator receipts": ["north", "--out", "OUT"],
