@@ -11,14 +11,16 @@ from typing import Any
 import grpc
 from cryptography import x509
 
+from coordinator import standby
 from coordinator.administration import Administration
 from coordinator.authenticator import Authenticator
 from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
 from coordinator.connections import Connections, room
-from coordinator.context import Context
+from coordinator.context import Context, leading_store
 from coordinator.members.authority import DAY_S, Authority, Lifetimes, Signing
 from coordinator.servicers import EnrolmentServicer, FederationServicer, SummariesServicer
 from coordinator.state_directory import State, split_address
+from coordinator.storage.database import Store
 from coordinator.updates.decide import Uploads
 from wardround import rpc
 from wardround.cli import say_error
@@ -102,10 +104,17 @@ class Coordinator:
         bounds: Bounds = DEFAULT,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        store: Store | None = None,
     ) -> None:
-        """``listen``: HOST:PORT, where it is not the address that the sites connect to."""
+        """
+        Args:
+            listen: HOST:PORT, where it is not the address that the sites connect to.
+            store: its database, if this process leads on it already.
+        """
         self._fatal = fatal
-        context = self.context = Context(state, wall_clock=wall_clock, monotonic=monotonic, fatal=fatal)
+        context = self.context = Context(
+            state, wall_clock=wall_clock, monotonic=monotonic, fatal=fatal, store=store or leading_store(state, fatal)
+        )
         self.listen = listen or context.config.address
         self.engine = context.engine
         self.calls = Calls(context.certificate_status, bounds)
@@ -187,13 +196,16 @@ class Coordinator:
 
 
 def serve(state: State, listen: str, bounds: Bounds = DEFAULT) -> None:
-    """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout."""
+    """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout, as standby once it has taken over."""
     memory.hide()
     log_to_stderr()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     state.config()
     with set_by_signals(Latch()) as ended, StateLock(state.root, "coordinator serve"):
-        coordinator = Coordinator(state, fatal=end_now, listen=listen, bounds=bounds)
+        store = standby.wait_to_lead(state, ended, end_now)
+        if store is None:
+            return
+        coordinator = Coordinator(state, fatal=end_now, listen=listen, bounds=bounds, store=store)
         coordinator.start()
         print(f"ready {coordinator.listen}", flush=True)
         ended.wait()

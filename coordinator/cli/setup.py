@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.options import State
+from coordinator.cli.options import BlobFolder, Database, DatabasePassword, State, password_from
 from wardround.cli import say
 
 
@@ -13,12 +13,17 @@ def init(
     state: State,
     federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's name. It is in every certificate.")],
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address that the sites connect to.")],
+    database: Database = "",
+    database_password: DatabasePassword = None,
+    blobs: BlobFolder = None,
 ) -> None:
     """Make a coordinator: its certificate authority, its keys and its database."""
     from coordinator import state_directory
     from wardround.signing.certificates import fingerprint
 
-    authority = state_directory.create(state_directory.State(state), federation, address, time.time())
+    place = state_directory.State(state)
+    storage, password = state_directory.storage_from(database, blobs), password_from(database_password)
+    authority = state_directory.create(place, federation, address, time.time(), storage, password)
     say(f"Certificate authority of `{federation}` written to {state / 'authority'}; only this user can read its key")
     say(f"fingerprint {fingerprint(authority.certificate)}")
     say("next: `coordinator serve`, then `coordinator invite SITE`")
@@ -31,12 +36,12 @@ def upgrade(state: State) -> None:
     from wardround.local.durable import StateLock
 
     place = Place(state)
-    place.config()
+    where = place.place(place.config().storage)
     with StateLock(state, "coordinator upgrade"):
-        kept = database.upgrade(place.database)
+        kept = database.upgrade(where, place.root)
     if kept is not None:
         say(f"the database as it was is kept as {kept}")
-    say(f"{place.database} is ready for this version")
+    say(f"{database.name_of(where)} is ready for this version")
 
 
 def serve(

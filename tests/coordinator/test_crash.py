@@ -22,7 +22,7 @@ from coordinator.storage.blobs import Blobs
 from coordinator.studies import conclusion
 from coordinator.studies.history import uploads_of
 from coordinator.updates.receipts import Receipts
-from tests.coordinator.conftest import Place, study_document
+from tests.coordinator.conftest import Place, on_both, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta, write_initial
 from tests.coordinator.test_downloads import kept_after, same
 from tests.coordinator.test_rounds import SPECS, expected_model, model_bytes
@@ -185,6 +185,7 @@ def interrupted_at_one_step_after_the_other(
         site.close()
 
 
+@on_both
 def test_a_restart_in_the_middle_of_an_aggregation_makes_the_same_model(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_failed_disk_ends_the_process(place: Place, monkeypatch: pytest.Monkey
     place.failures.clear()
 
 
+@on_both
 def test_a_decision_that_cannot_be_written_is_no_decision(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -369,6 +371,7 @@ def test_a_step_that_cannot_be_written_now_is_tried_again_and_stops_no_other_stu
     assert engine.find("trial") is not None
 
 
+@on_both
 def test_a_study_that_cannot_be_read_keeps_its_files_and_every_command_on_it_says_so(place: Place) -> None:
     (site,) = place.begin(sites=["alpha", "bravo"][:1])
     site.answer(site.next_assignment())

@@ -14,7 +14,7 @@ from coordinator.answers import SnapshotMade
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
-from coordinator.storage.database import newest_schema
+from coordinator.storage.schema import newest_schema
 from tests.coordinator.conftest import SITES, Place
 from tests.coordinator.fake_site import FakeSite
 from tests.coordinator.test_damaged_files import damage, flip
@@ -117,7 +117,7 @@ def test_a_restore_that_was_cut_off_is_done_again_by_the_same_command(
     out, new = tmp_path / "backup", State(tmp_path / "new")
     backup_of(place, out)
     with monkeypatch.context() as cut:
-        cut.setattr(backups, "upgrade", mock.Mock(side_effect=KeyboardInterrupt))
+        cut.setattr(backups.database, "restore", mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             backups.put_back(out, new)
     with pytest.raises(NeedsPerson, match="holds no coordinator"):

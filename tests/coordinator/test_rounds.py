@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator import administration
-from tests.coordinator.conftest import SITES, Place, study_document
+from tests.coordinator.conftest import SITES, Place, on_both, study_document
 from tests.coordinator.fake_site import FakeSite, delta
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable
@@ -48,6 +48,7 @@ def run_to_the_end(place: Place, sites: list[FakeSite]) -> None:
     place.until(lambda status: status["state"] == "finished")
 
 
+@on_both
 def test_a_study_runs_to_its_end_and_its_model_is_the_plain_formula(place: Place) -> None:
     run_to_the_end(place, [place.join(site) for site in SITES])
     status = place.status()
@@ -79,6 +80,7 @@ def test_an_assignment_reaches_a_waiting_site_when_it_is_made(place: Place) -> N
     assert (second.round, second.base.round) == (2, 1)
 
 
+@on_both
 def test_the_best_global_model_has_the_lowest_told_loss_and_is_offered_at_the_end(place: Place) -> None:
     sites = place.begin()
     losses = {2: "0.3", 3: "0.4"}  # the loss that comes with upload r judges model r-1
@@ -131,6 +133,7 @@ def test_a_decline_is_an_answer_and_its_code_is_told(place: Place) -> None:
     assert alpha.next_assignment().round == 2
 
 
+@on_both
 def test_a_study_whose_sites_all_decline_pauses_after_a_second_attempt_and_start_goes_on(place: Place) -> None:
     (alpha,) = place.begin(sites=["alpha"])
     for attempt in (1, 2):
@@ -145,6 +148,7 @@ def test_a_study_whose_sites_all_decline_pauses_after_a_second_attempt_and_start
     assert alpha.answer(again).decision == "accepted"
 
 
+@on_both
 def test_the_deadline_closes_a_round_with_quorum_and_the_late_update_is_refused(place: Place) -> None:
     alpha, bravo, charlie = place.begin(quorum=2, round_deadline_s=1)
     late = charlie.next_assignment()
