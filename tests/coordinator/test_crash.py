@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from coordinator import state_directory as places
 from coordinator.administration import Administration
 from coordinator.context import Context, raise_fatal
-from coordinator.state_directory import State
+from coordinator.state_directory import State, Storage
 from coordinator.storage import database, tables
 from coordinator.storage.blobs import Blobs
 from coordinator.studies import conclusion
@@ -109,24 +109,35 @@ def serve(state: Path, where: str, steps: int, half: str) -> subprocess.Popen[st
 
 @pytest.mark.timeout(BOUND_S + LIMIT_S)
 @pytest.mark.parametrize(
-    ("where", "half"),
+    ("where", "half", "database"),
     [
-        ("sync", "mean"),
-        ("sync", "toy"),
+        ("sync", "mean", "file"),
+        ("sync", "toy", "file"),
         # beside the disk that fails at the same steps, in the attacks
-        pytest.param("before-commit", "mean", marks=pytest.mark.chaos),
-        pytest.param("after-commit", "mean", marks=pytest.mark.chaos),
+        ("before-commit", "mean", "file"),
+        ("after-commit", "mean", "file"),
+        ("after-commit", "mean", "server"),
     ],
 )
 @pytest.mark.chaos
 def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
-    tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted_at_one_step_after_the_other(tmp_path, where, half, monkeypatch, code=-9)
+    tmp_path: Path, where: str, half: str, database: str, request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    storage = Storage()
+    if database == "server":
+        storage = Storage(database=request.getfixturevalue("postgres").new_database())
+    interrupted_at_one_step_after_the_other(tmp_path, where, half, monkeypatch, code=-9, storage=storage)
 
 
 def interrupted_at_one_step_after_the_other(
-    tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch, *, code: int
+    tmp_path: Path,
+    where: str,
+    half: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    code: int,
+    storage: Storage = Storage(),
 ) -> None:
     """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
@@ -134,7 +145,7 @@ def interrupted_at_one_step_after_the_other(
     soon = {**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}  # the sites' channels alone
     monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", list(soon.items()))
     state = State(tmp_path / "state")
-    places.create(state, "north", f"127.0.0.1:{free_port()}", time.time())
+    places.create(state, "north", f"127.0.0.1:{free_port()}", time.time(), storage)
     write_initial(tmp_path / "initial.safetensors")
     context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
     commands = Administration(context)

@@ -11,7 +11,10 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from typer.testing import CliRunner
 
+from coordinator.cli.main import app
+from coordinator.state_directory import State
 from coordinator.storage import database, lease, postgres, server_url, tables
 from coordinator.storage.database import Store
 from coordinator.storage.lease import LeadLost, LedByAnother, Server
@@ -529,3 +532,26 @@ def test_a_database_that_a_coordinator_leads_on_is_not_changed_under_it(
     with pytest.raises(LedByAnother):
         database.upgrade(server_at(server.url, tmp_path, "two"), tmp_path)
     assert not list(tmp_path.glob("*.db"))
+
+
+def test_init_puts_the_database_on_a_server_and_its_password_where_only_the_service_reads(
+    postgres: Postgres, tmp_path: Path
+) -> None:
+    state, secret = tmp_path / "state", tmp_path / "secret"
+    url = postgres.new_database()
+    secret.write_text("geheim\n")
+    begin = ["init", "--state", str(state), "--federation", "north", "--address", "h:1", "--database"]
+    done = CliRunner().invoke(app, [*begin, url, "--database-password", str(secret)])
+    assert done.exit_code == 0, done.output
+    assert "geheim" not in done.output + (state / "config.toml").read_text()
+    kept = state / "keys" / "database-password"
+    assert (kept.read_text(), kept.stat().st_mode & 0o777) == ("geheim\n", 0o600)
+    assert State(state).config().storage.database == url
+    assert not (state / "coordinator.db").exists()
+    assert postgres.execute("SELECT version_num FROM alembic_version", url) == [(newest_schema(),)]
+    upgraded = CliRunner().invoke(app, ["upgrade", "--state", str(state)])
+    assert upgraded.output == f"{server_url.shown(url)} is ready for this version\n"
+    secret.write_text("\n")
+    refused = CliRunner().invoke(app, [*begin, url, "--database-password", str(secret)])
+    assert isinstance(refused.exception, BadData)
+    assert refused.exception.message == f"{secret} has no password in its first line, or cannot be read"

@@ -41,12 +41,13 @@ LIMIT_S = 90
 
 
 class Two:
-    """The state directories of a coordinator and of its standby, at one address, as behind one that moves."""
+    """The state directories of a coordinator and of its standby. Sites know one name, which has both addresses."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.first, self.second = State(folder / "first"), State(folder / "second")
         storage = Storage(database=url, blobs=str(folder / "blobs"), lease_s=2)
-        places.create(self.first, "north", f"127.0.0.1:{free_port()}", time.time(), storage)
+        self.port = free_port()
+        places.create(self.first, "north", f"localhost:{self.port}", time.time(), storage)
         standby_file.imported(self.second, standby_file.exported(self.first, SECRET), SECRET)
 
 
@@ -74,8 +75,8 @@ def two(tmp_path: Path, postgres: Postgres) -> Two:
 class Serving:
     """`coordinator serve`, in a process of its own."""
 
-    def __init__(self, state: State) -> None:
-        line = [sys.executable, "-m", "coordinator.cli.main", "serve", "--state", str(state.root)]
+    def __init__(self, state: State, listen: str) -> None:
+        line = [sys.executable, "-m", "coordinator.cli.main", "serve", "--state", str(state.root), "--listen", listen]
         self.log = state.root.with_suffix(".log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -125,9 +126,9 @@ def test_the_leader_is_killed_in_the_middle_of_a_round_and_the_standby_finishes_
         study = commands.create(document, str(tmp_path / "initial.safetensors"))
         commands.start("trial")
     sites: list[FakeSite] = []
-    with Serving(two.first) as leader:
+    with Serving(two.first, f"127.0.0.1:{two.port}") as leader:
         assert leader.line().startswith("ready")
-        with Serving(two.second) as standby:
+        with Serving(two.second, f"[::1]:{two.port}") as standby:
             assert standby.line() == f"standby, waiting: the coordinator of {holder(two.first)} leads\n"
             with pytest.raises(TryAgain, match="this coordinator is a standby and waits: the coordinator of"):
                 control.call(two.second.control, {"command": "status", "study": "trial"})
@@ -159,7 +160,7 @@ def test_the_leader_is_killed_in_the_middle_of_a_round_and_the_standby_finishes_
 
 
 def test_a_standby_ends_cleanly_while_it_waits(two: Two) -> None:
-    with opened(two.first), Serving(two.second) as standby:
+    with opened(two.first), Serving(two.second, f"[::1]:{two.port}") as standby:
         assert standby.line().startswith("standby, waiting")
         standby.process.terminate()
         assert standby.process.wait(LIMIT_S) == 0
