@@ -9,6 +9,7 @@ public_data/DIGEST.csv or .npz  a study's public data set, where the coordinator
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class Blobs:
             self._seen_whole.pop(digest, None)
 
     def new_model(self, specs: tuple[TensorSpec, ...], label: str) -> "NewModel":
-        """A model to be written; ``label`` keeps two that are written at the same time apart."""
+        """A model to be written; ``label`` says which, to whoever finds it half written."""
         return NewModel(self._models, self._spare, specs, label)
 
     def keep_model(self, source: TensorFile, label: str) -> Manifest:
@@ -137,7 +138,8 @@ class NewModel:
         self._hasher = PayloadHasher(specs)
         header = file_header(specs)
         self._folders = folder, spare
-        self._paths = [place / f".{label}{SUFFIX}" for place in self._folders]
+        own = uuid.uuid4().hex[:12]  # a leader that was replaced may still be writing the same one
+        self._paths = [place / f".{label}-{own}{SUFFIX}" for place in self._folders]
         self._files: list[SpoolFile] = []
         try:
             for path in self._paths:
