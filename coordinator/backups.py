@@ -147,11 +147,22 @@ def put_back(backup: Path, state: State, storage: Storage = Storage(), password:
             inside = Path(name)
             target = blobs / inside.relative_to("blobs") if inside.parts[0] == "blobs" else state.root / inside
             _copy_checked(backup / name, target, wanted)
+    _share(state, storage, contents)
     keep_password(state, password)
     _put_back_database(state, storage, contents.made_s)
     write_config(state, config.model_copy(update={"storage": storage}))  # which completes it
     remove(mark)
     return contents
+
+
+def _share(state: State, storage: Storage, contents: Contents) -> None:
+    """Copy the restored models and updates to the object store, if there is one."""
+    if (store := state.objects(storage)) is not None:
+        for name in contents.files:
+            if name.startswith("blobs/"):
+                inside = name.removeprefix("blobs/")
+                store.put(state.blob_folder(storage) / inside, inside)
+        store.close()
 
 
 def _put_back_database(state: State, storage: Storage, backup_s: int) -> None:
@@ -216,10 +227,15 @@ def _snapshot(context: Context, folder: Path) -> SnapshotMade:
             digests |= {row.initial, row.newest, json.loads(row.best)["digest"]} - {""}
         uploads = {row.id: row.manifest_sha256 for row in session.scalars(sa.select(tables.Upload).where(accepted))}
     for digest in sorted(digests):
+        blobs.bring(blobs.model(digest))
         linked = [_link(source, folder / place) for place, source in _copies(blobs, digest)]
         if digest in needed and not any(linked):
             raise DamagedModel(digest, blobs.folder)
-    kept = {upload: sha for upload, sha in uploads.items() if _link(blobs.spool(upload), folder / f"{upload}{SUFFIX}")}
+    kept = {
+        upload: sha
+        for upload, sha in uploads.items()
+        if blobs.bring(blobs.spool(upload)) and _link(blobs.spool(upload), folder / f"{upload}{SUFFIX}")
+    }
     return SnapshotMade(
         folder=str(folder), made_s=int(context.wall_clock()), federation=context.config.federation,
         models=tuple(sorted(digests)), uploads=kept,

@@ -50,7 +50,7 @@ class Context:
         try:
             if self.store.shared:
                 keys.refuse_others(self.store, self.receipt_key.public_key(), self.authority)
-            self.blobs = Blobs(state.blob_folder(self.config.storage))
+            self.blobs = Blobs(state.blob_folder(self.config.storage), state.objects(self.config.storage))
             self.blobs.sweep()
             state.sweep(wall_clock())
             self.certificate_status = CertificateStatus(self.store, self.config.federation, wall_clock)
@@ -69,6 +69,7 @@ class Context:
 
     def close(self) -> None:
         """Close the database."""
+        self.blobs.close()
         self.store.close()
 
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, field_validator
 
 from coordinator.members.authority import Authority, Lifetimes
-from coordinator.storage import database, server_url
+from coordinator.storage import database, objects, server_url
 from coordinator.storage.database import Place
 from coordinator.storage.lease import Server
 from wardround.errors import BadData, NeedsPerson, UsageProblem
@@ -43,7 +43,8 @@ class Storage(Strict):
     Attributes:
         database: the address of a PostgreSQL database, without a password; "" for a file in the state directory.
         lease_s: after which a standby takes over from a leader that is not heard of.
-        blobs: the folder of models and updates, which a standby shares; "" for one in the state directory.
+        blobs: the folder of models and updates, which a standby shares, or the URL of an object store; "" for a folder
+            in the state directory.
     """
 
     database: str = ""
@@ -63,7 +64,12 @@ class Storage(Strict):
     @field_validator("blobs")
     @classmethod
     def _blobs(cls, folder: str) -> str:
-        if folder and not Path(folder).is_absolute():
+        if objects.is_url(folder):
+            try:
+                objects.refuse_unfit(folder)
+            except UsageProblem as error:
+                raise ValueError(error.message) from None
+        elif folder and not Path(folder).is_absolute():
             raise ValueError(f"{folder[:80]!r} is no absolute path of a folder")
         return folder
 
@@ -123,8 +129,12 @@ class State:
         return Server(storage.database, self.password_file, holder, storage.lease_s)
 
     def blob_folder(self, storage: Storage) -> Path:
-        """Where models and updates are."""
-        return Path(storage.blobs) if storage.blobs else self.blobs
+        """Where models and updates are on a disk."""
+        return self.blobs if not storage.blobs or objects.is_url(storage.blobs) else Path(storage.blobs)
+
+    def objects(self, storage: Storage) -> objects.ObjectStore | None:
+        """Where they are beside that, if anywhere. Raises as ``ObjectStore``."""
+        return objects.ObjectStore(storage.blobs) if objects.is_url(storage.blobs) else None
 
     @property
     def authority(self) -> Path:
@@ -222,11 +232,19 @@ def create(
     return authority
 
 
-def storage_from(database_url: str, blobs: Path | None) -> Storage:
-    """[storage] as the command line says it. Raises UsageProblem: not an address of a database."""
+def storage_from(database_url: str, blobs: str) -> Storage:
+    """[storage] as the command line says it. Raises UsageProblem: not an address of a database or an object store."""
     if database_url:
         server_url.checked(database_url)
-    return Storage(database=database_url, blobs="" if blobs is None else str(blobs.absolute()))
+    return Storage(database=database_url, blobs=blobs_from(blobs))
+
+
+def blobs_from(place: str) -> str:
+    """A folder with its whole path, or an object store's URL. Raises UsageProblem: no such URL."""
+    if objects.is_url(place):
+        objects.refuse_unfit(place)
+        return place
+    return str(Path(place).absolute()) if place else ""
 
 
 def refuse_present(state: State) -> None:

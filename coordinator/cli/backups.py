@@ -7,7 +7,7 @@ import typer
 
 from coordinator.answers import SnapshotMade, StudyRenewed
 from coordinator.cli.asking import ask, refuse_no_coordinator
-from coordinator.cli.options import BlobFolder, Database, DatabasePassword, State, password_from
+from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
 from coordinator.requests import MakeSnapshot, RenewStudy
 from wardround.cli import say
 
@@ -36,7 +36,7 @@ def restore(
     state: State,
     database: Database = "",
     database_password: DatabasePassword = None,
-    blobs: BlobFolder = None,
+    blobs: Blobs = "",
 ) -> None:
     """Make a state directory of a backup, and a new revision of each study that went on. Give a new --state."""
     from coordinator import backups

@@ -25,9 +25,11 @@ DatabasePassword = Annotated[
     typer.Option(metavar="FILE", help="A file whose first line is the database's password. It is copied into --state."),
 ]
 
-BlobFolder = Annotated[
-    Path | None,
-    typer.Option("--blobs", metavar="FOLDER", help="Keep models and updates here: a folder that a standby shares."),
+Blobs = Annotated[
+    str,
+    typer.Option(
+        "--blobs", metavar="FOLDER|URL", help="Models and updates: a folder that a standby shares, or an object store."
+    ),
 ]
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.options import BlobFolder, Database, DatabasePassword, State, password_from
+from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
 from wardround.cli import say
 
 
@@ -15,7 +15,7 @@ def init(
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address that the sites connect to.")],
     database: Database = "",
     database_password: DatabasePassword = None,
-    blobs: BlobFolder = None,
+    blobs: Blobs = "",
 ) -> None:
     """Make a coordinator: its certificate authority, its keys and its database."""
     from coordinator import state_directory

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.asking import refuse_no_coordinator
-from coordinator.cli.options import BlobFolder, Force, State
+from coordinator.cli.options import Blobs, Force, State
 from coordinator.cli.passphrases import Passphrase, passphrase_from, read
 from wardround.cli import group, say
 
@@ -38,16 +38,16 @@ def import_file(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote.")],
     state: State,
     passphrase: Passphrase = None,
-    blobs: BlobFolder = None,
+    blobs: Blobs = "",
     force: Annotated[bool, typer.Option("--force", help="Give newer keys to a standby that is there.")] = False,
 ) -> None:
     """Make the state directory of a standby from that file."""
     from coordinator import standby_file
     from coordinator.state_directory import State as Place
+    from coordinator.state_directory import blobs_from
 
     data = read(file, standby_file.MAX_FILE)
     secret = passphrase_from(passphrase, f"Passphrase of {file}: ")
-    folder = "" if blobs is None else str(blobs.absolute())
-    config = standby_file.imported(Place(state), data, secret, folder, force=force)
+    config = standby_file.imported(Place(state), data, secret, blobs_from(blobs), force=force)
     say(f"A standby of federation `{config.federation}` is in {state}; delete {file}")
     say(f"next: {standby_file.next_step(Place(state))}")
