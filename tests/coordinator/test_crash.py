@@ -247,7 +247,6 @@ def test_a_failed_disk_ends_the_process(place: Place, monkeypatch: pytest.Monkey
     place.failures.clear()
 
 
-@on_both
 def test_a_decision_that_cannot_be_written_is_no_decision(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -382,7 +381,6 @@ def test_a_step_that_cannot_be_written_now_is_tried_again_and_stops_no_other_stu
     assert engine.find("trial") is not None
 
 
-@on_both
 def test_a_study_that_cannot_be_read_keeps_its_files_and_every_command_on_it_says_so(place: Place) -> None:
     (site,) = place.begin(sites=["alpha", "bravo"][:1])
     site.answer(site.next_assignment())

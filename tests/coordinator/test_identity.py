@@ -477,7 +477,6 @@ def test_renewal_with_the_old_key_or_none_is_refused(place: Place) -> None:
             )
 
 
-@on_both
 def test_renewing_without_end_keeps_a_bounded_number_of_certificates(place: Place) -> None:
     alpha = place.join("alpha")
     for _ in range(15):

@@ -26,9 +26,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"memory://{uuid.uuid4().hex}/of-north" if request.param == "memory" else f"file://{tmp_path}/objects"
 
 
-def test_a_standby_goes_on_in_the_middle_of_a_round_with_what_it_fetches(
-    tmp_path: Path, postgres: Postgres, url: str
-) -> None:
+def test_a_standby_goes_on_in_the_middle_of_a_round_with_what_it_fetches(tmp_path: Path, postgres: Postgres) -> None:
+    url = f"memory://{uuid.uuid4().hex}/of-north"
     place = Place(tmp_path, Storage(database=postgres.new_database(), blobs=url))
     sites = place.begin(rounds=2)
     assignments = [site.next_assignment() for site in sites]

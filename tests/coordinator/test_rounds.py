@@ -80,7 +80,6 @@ def test_an_assignment_reaches_a_waiting_site_when_it_is_made(place: Place) -> N
     assert (second.round, second.base.round) == (2, 1)
 
 
-@on_both
 def test_the_best_global_model_has_the_lowest_told_loss_and_is_offered_at_the_end(place: Place) -> None:
     sites = place.begin()
     losses = {2: "0.3", 3: "0.4"}  # the loss that comes with upload r judges model r-1
@@ -133,7 +132,6 @@ def test_a_decline_is_an_answer_and_its_code_is_told(place: Place) -> None:
     assert alpha.next_assignment().round == 2
 
 
-@on_both
 def test_a_study_whose_sites_all_decline_pauses_after_a_second_attempt_and_start_goes_on(place: Place) -> None:
     (alpha,) = place.begin(sites=["alpha"])
     for attempt in (1, 2):

@@ -1,6 +1,7 @@
 """Two coordinators on one database: one serves, the other waits, and takes over when the first is gone."""
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any, Self
 import pytest
 from typer.testing import CliRunner
 
-from coordinator import standby_file
+from coordinator import standby, standby_file
 from coordinator import state_directory as places
 from coordinator.administration import Administration
 from coordinator.cli.main import app
@@ -32,6 +33,7 @@ from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem
 from wardround.local import control
 from wardround.local.durable import StateLock
+from wardround.local.event import Latch
 from wardround.tensors.files import TensorFile
 
 SITES = ("alpha", "bravo")
@@ -128,8 +130,8 @@ def test_the_leader_is_killed_in_the_middle_of_a_round_and_the_standby_finishes_
     sites: list[FakeSite] = []
     with Serving(two.first, f"127.0.0.1:{two.port}") as leader:
         assert leader.line().startswith("ready")
-        with Serving(two.second, f"[::1]:{two.port}") as standby:
-            assert standby.line() == f"standby, waiting: the coordinator of {holder(two.first)} leads\n"
+        with Serving(two.second, f"[::1]:{two.port}") as waiting:
+            assert waiting.line() == f"standby, waiting: the coordinator of {holder(two.first)} leads\n"
             with pytest.raises(TryAgain, match="this coordinator is a standby and waits: the coordinator of"):
                 control.call(two.second.control, {"command": "status", "study": "trial"})
             with pytest.raises(TryAgain, match="is in use by coordinator serve"), opened(two.second):
@@ -141,7 +143,7 @@ def test_the_leader_is_killed_in_the_middle_of_a_round_and_the_standby_finishes_
             wait_until(lambda: GATE in bravo.accepted, "one of the two is accepted", LIMIT_S)
             leader.kill()
             gate.set()
-            assert standby.line().startswith("ready")
+            assert waiting.line().startswith("ready")
             for worker in (alpha, bravo):
                 worker.thread.join(LIMIT_S)
             status = control.call(two.second.control, {"command": "status", "study": "trial"})
@@ -159,11 +161,48 @@ def test_the_leader_is_killed_in_the_middle_of_a_round_and_the_standby_finishes_
     assert said == {receipt.receipt_id for worker in (alpha, bravo) for receipt in worker.accepted.values()}
 
 
-def test_a_standby_ends_cleanly_while_it_waits(two: Two) -> None:
-    with opened(two.first), Serving(two.second, f"[::1]:{two.port}") as standby:
-        assert standby.line().startswith("standby, waiting")
-        standby.process.terminate()
-        assert standby.process.wait(LIMIT_S) == 0
+@pytest.mark.chaos
+def test_a_leader_that_stood_still_ends_when_it_goes_on_and_the_standby_serves(two: Two) -> None:
+    """As a machine that was frozen: no clock of its own tells it in time."""
+    with Serving(two.first, f"127.0.0.1:{two.port}") as leader:
+        assert leader.line().startswith("ready")
+        with Serving(two.second, f"[::1]:{two.port}") as waiting:
+            assert waiting.line().startswith("standby, waiting")
+            leader.process.send_signal(signal.SIGSTOP)
+            assert waiting.line().startswith("ready")
+            leader.process.send_signal(signal.SIGCONT)
+            assert leader.process.wait(LIMIT_S) == 75  # which systemd starts again, as standby
+            assert control.call(two.second.control, {"command": "sites"})["sites"] == []
+    assert f"the coordinator of {holder(two.second)} took over" in leader.log.read_text()
+
+
+def test_a_standby_ends_cleanly_while_it_waits(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
+    ended, got = Latch(), []
+    with opened(two.first):
+        waiting = threading.Thread(target=lambda: got.append(standby.wait_to_lead(two.second, ended, raise_fatal)))
+        waiting.start()
+        wait_until(lambda: control.is_listening(two.second.control), "it answers commands", LIMIT_S)
+        ended.set()
+        waiting.join(LIMIT_S)
+    assert got == [None]
+    assert not two.second.control.exists()
+    assert capsys.readouterr().out == f"standby, waiting: the coordinator of {holder(two.first)} leads\n"
+
+
+def test_a_database_that_cannot_be_reached_is_waited_for(
+    two: Two, postgres: Postgres, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended, got = Latch(), []
+    postgres.stop("fast")
+    waiting = threading.Thread(target=lambda: got.append(standby.wait_to_lead(two.first, ended, raise_fatal)))
+    waiting.start()
+    wait_until(lambda: control.is_listening(two.first.control), "it answers commands", LIMIT_S)
+    postgres.start()
+    waiting.join(LIMIT_S)
+    (store,) = got
+    assert store is not None
+    store.close()
+    assert f"standby, waiting: {store.name} cannot be reached: " in capsys.readouterr().out
 
 
 def test_a_command_beside_a_leader_elsewhere_changes_nothing_and_says_where_it_is_to_be_given(two: Two) -> None:
