@@ -124,10 +124,10 @@ def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
     tmp_path: Path, where: str, half: str, database: str, request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    storage = Storage()
+    storage, rounds = Storage(), ROUNDS
     if database == "server":
-        storage = Storage(database=request.getfixturevalue("postgres").new_database())
-    interrupted_at_one_step_after_the_other(tmp_path, where, half, monkeypatch, code=-9, storage=storage)
+        storage, rounds = Storage(database=request.getfixturevalue("postgres").new_database()), 1
+    interrupted_at_one_step_after_the_other(tmp_path, where, half, monkeypatch, code=-9, storage=storage, rounds=rounds)
 
 
 def interrupted_at_one_step_after_the_other(
@@ -138,6 +138,7 @@ def interrupted_at_one_step_after_the_other(
     *,
     code: int,
     storage: Storage = Storage(),
+    rounds: int = ROUNDS,
 ) -> None:
     """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
@@ -150,7 +151,7 @@ def interrupted_at_one_step_after_the_other(
     context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
     commands = Administration(context)
     invitations = [commands.invite(site, 3600).invitation for site in SITES]
-    study = commands.create(study_document(sites=list(SITES), rounds=ROUNDS), str(tmp_path / "initial.safetensors"))
+    study = commands.create(study_document(sites=list(SITES), rounds=rounds), str(tmp_path / "initial.safetensors"))
     commands.start("trial")
     context.close()
 
@@ -178,14 +179,14 @@ def interrupted_at_one_step_after_the_other(
     status = Administration(context).status("trial").document()
     assert status["state"] == "finished"
     assert {site: row["rounds_contributed"] for site, row in status["sites"].items()} == {
-        site: list(range(1, ROUNDS + 1)) for site in SITES
+        site: list(range(1, rounds + 1)) for site in SITES
     }
     if half == "toy":
-        assert same(load_file(context.blobs.model(status["model_digest"])), kept_after([SITES] * ROUNDS, SITES))
+        assert same(load_file(context.blobs.model(status["model_digest"])), kept_after([SITES] * rounds, SITES))
     else:
         with TensorFile(context.blobs.model(status["model_digest"])) as model:
             found = b"".join(data for _, data in model.chunks())
-        assert found == b"".join(expected_model([SITES] * ROUNDS))
+        assert found == b"".join(expected_model([SITES] * rounds))
     with context.store.read() as session:
         kept = [upload for upload in uploads_of(session, "trial", 1) if upload.decision == "accepted"]
     said = {json.loads(json.loads(str(upload.receipt))["payload"])["receipt_id"] for upload in kept}
