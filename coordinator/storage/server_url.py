@@ -94,7 +94,8 @@ def _defaults(server: Server) -> dict[str, object]:
     """What a connection says, where the address does not say otherwise: a peer that is gone is noticed in time."""
     idle_ms = int(1000 * max(server.lease_s, IDLE_S))
     return {
-        "application_name": "wardround-coordinator", "connect_timeout": 5, "target_session_attrs": "read-write",
+        "application_name": "wardround-coordinator", "client_encoding": "UTF8", "connect_timeout": 5,
+        "target_session_attrs": "read-write",
         "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000,
         "options": f"-c idle_in_transaction_session_timeout={idle_ms} -c lock_timeout={idle_ms} "
         "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3",

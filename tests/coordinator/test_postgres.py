@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from coordinator.cli.main import app
 from coordinator.state_directory import State
-from coordinator.storage import database, lease, postgres, server_url, tables
+from coordinator.storage import database, lease, postgres, server_errors, server_url, tables
 from coordinator.storage.database import Store
 from coordinator.storage.lease import LeadLost, LedByAnother, Server
 from coordinator.storage.schema import migrate, newest_schema
@@ -23,7 +23,17 @@ from coordinator.storage.watched import StoreLost
 from tests.coordinator.conftest import SITES, Place, on_server
 from tests.coordinator.postgres import Postgres
 from tests.coordinator.test_rounds import expected_model, model_bytes
-from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, UsageProblem, WardroundError
+from wardround.errors import (
+    BadData,
+    CannotWrite,
+    NeedsPerson,
+    NotPermitted,
+    TryAgain,
+    Unavailable,
+    UsageProblem,
+    WardroundError,
+)
+from wardround.local.durable import StorageFailed
 
 WAIT_S = 60
 
@@ -555,3 +565,48 @@ def test_init_puts_the_database_on_a_server_and_its_password_where_only_the_serv
     refused = CliRunner().invoke(app, [*begin, url, "--database-password", str(secret)])
     assert isinstance(refused.exception, BadData)
     assert refused.exception.message == f"{secret} has no password in its first line, or cannot be read"
+
+
+class Said(psycopg.Error):
+    """An error as the server says it."""
+
+    def __init__(self, sqlstate: str) -> None:
+        super().__init__(f"as by the server {sqlstate}")
+        self.sqlstate = sqlstate
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "said"),
+    [
+        ("40001", TryAgain, "the server gave a transaction up (40001)"),
+        ("55P03", TryAgain, "the server gave a transaction up (55P03)"),
+        ("57P03", TryAgain, "the connection broke"),
+        ("25006", TryAgain, "the connection broke"),  # it became a replica
+        ("53100", CannotWrite, "the server has no room (53100)"),
+        ("58030", StorageFailed, "the server's disk failed (58030)"),
+        ("XX001", StoreLost, "is damaged (XX001)"),
+        ("42P01", StoreLost, "has not the coordinator's tables"),
+        ("42501", NeedsPerson, "this user may not do that there"),
+    ],
+)
+def test_what_the_server_says_reaches_the_operator_in_words(state: str, kind: type[WardroundError], said: str) -> None:
+    error = server_errors.explain(sa.exc.OperationalError("INSERT", {}, Said(state)), "the database", led=True)
+    assert type(error) is kind
+    assert said in error.message
+
+
+def test_a_fault_of_our_own_statement_stays_what_it_is_and_too_many_at_a_time_is_said() -> None:
+    ours = sa.exc.ProgrammingError("SELEC", {}, Said("42601"))
+    assert server_errors.explain(ours, "the database", led=True) is None
+    crowd = server_errors.explain(sa.exc.TimeoutError("QueuePool limit"), "the database", led=True)
+    assert isinstance(crowd, TryAgain)
+    assert crowd.message == "the database: all connections are in use now"
+
+
+def test_a_database_in_another_encoding_is_refused(postgres: Postgres, tmp_path: Path) -> None:
+    postgres.execute("CREATE DATABASE ascii ENCODING 'SQL_ASCII' TEMPLATE template0")
+    server = server_at(postgres.new_database().rpartition("/")[0] + "/ascii", tmp_path)
+    store = Store(server)
+    with pytest.raises(NeedsPerson, match="has the encoding SQL_ASCII, not UTF8"):
+        store.lead()
+    store.close()

@@ -237,7 +237,9 @@ def test_a_standby_with_another_receipt_key_or_without_the_newest_root_does_not_
         pass
 
 
-def test_the_file_for_a_standby_opens_with_its_passphrase_alone_and_shows_nothing(two: Two, tmp_path: Path) -> None:
+def test_the_file_for_a_standby_opens_with_its_passphrase_alone_and_shows_nothing(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sealed = standby_file.exported(two.first, SECRET)
     assert b"PRIVATE KEY" not in sealed
     third = State(tmp_path / "third")
@@ -247,6 +249,10 @@ def test_the_file_for_a_standby_opens_with_its_passphrase_alone_and_shows_nothin
             standby_file.imported(third, data, secret)
     with pytest.raises(BadData, match="this is no file of `coordinator standby export`"):
         standby_file.imported(third, b"something else", SECRET)
+    with monkeypatch.context() as other:
+        other.setattr(standby_file, "NAMES", (*standby_file.NAMES, "keys/of-a-later-version.pem"))
+        with pytest.raises(BadData, match="the file has not what a standby needs; nothing was made"):
+            standby_file.imported(third, sealed, SECRET)
     assert not third.root.exists()
     with pytest.raises(UsageProblem, match="the passphrase has fewer than 12 characters"):
         standby_file.exported(two.first, b"short")
