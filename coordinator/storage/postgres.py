@@ -15,9 +15,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from coordinator.storage import copies, schema
-from coordinator.storage.lease import NEXT_WRITE, Fence, LeadLost, Lease, Server
+from coordinator.storage.lease import NEXT_WRITE, Fence, Lease, Server
 from coordinator.storage.server_errors import explain, is_lost
 from coordinator.storage.server_url import new_engine, shown
+from coordinator.storage.tables import Leadership
 from wardround.errors import NeedsPerson, WardroundError
 from wardround.local.durable import StorageFailed, make_folder
 
@@ -219,6 +220,11 @@ class PostgresServer:
         with self.explained(), self._reading.connect() as connection:
             return schema.schema_of(connection)
 
+    def has_lease(self) -> bool:
+        """Whether the schema is so new that a coordinator may lead on it now."""
+        with self.explained(), self._reading.connect() as connection:
+            return sa.inspect(connection).has_table(Leadership.__tablename__)
+
     def upgrade_hint(self) -> str:
         """What brings an older one to this program's schema."""
         return "`coordinator upgrade` changes it, and keeps a copy of it in the state directory"
@@ -241,7 +247,7 @@ def upgrade(server: Server, keep: Path | None) -> Path | None:
         kept = None
         if present is not None:
             schema.refuse_newer(database.name, present)
-            if present >= FIRST_WITH_A_LEASE:
+            if database.has_lease():
                 database.lead(lambda error: log.error("%s", error.message))
             if keep is not None:
                 make_folder(keep)
@@ -254,6 +260,4 @@ def upgrade(server: Server, keep: Path | None) -> Path | None:
         database.close(failed=False)
 
 
-FIRST_WITH_A_LEASE = "0005"
 _SETTINGS = sa.select(sa.func.current_setting("fsync"), sa.func.current_setting("server_encoding"))
-__all__ = ["LeadLost", "PostgresServer", "Server", "upgrade"]

@@ -455,8 +455,9 @@ def test_a_password_file_that_others_may_read_is_refused(server: Server, tmp_pat
 
 
 def test_a_wrong_password_is_said_and_neither_shown_nor_logged(
-    postgres: Postgres, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    postgres: Postgres, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From a file in the state directory, the environment, or where PostgreSQL's own programs look."""
     caplog.set_level(logging.DEBUG)
     rules = postgres.data / "pg_hba.conf"
     before = rules.read_text()
@@ -471,6 +472,15 @@ def test_a_wrong_password_is_said_and_neither_shown_nor_logged(
             until_schema_fails(url, tmp_path)
         (tmp_path / "password").write_text("richtig\n")
         database.upgrade(server_at(url, tmp_path))
+        (tmp_path / "password").unlink()
+        with monkeypatch.context() as environment:
+            environment.setenv("PGPASSWORD", "richtig")
+            assert database.upgrade(server_at(url, tmp_path)) is None
+        (tmp_path / "pgpass").write_text("*:*:*:guarded:richtig\n")
+        (tmp_path / "pgpass").chmod(0o600)
+        with monkeypatch.context() as environment:
+            environment.setenv("PGPASSFILE", str(tmp_path / "pgpass"))
+            assert database.upgrade(server_at(url, tmp_path)) is None
     finally:
         rules.write_text(before)
         postgres.execute("SELECT pg_reload_conf()")
