@@ -1,12 +1,16 @@
 """``coordinator init``, ``upgrade`` and ``serve``: the state directory, and the service on it."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
+from coordinator.journal_records import Known
 from wardround.cli import say
+
+if TYPE_CHECKING:
+    from coordinator.state_directory import State as Place
 
 
 def init(
@@ -24,21 +28,38 @@ def init(
     place = state_directory.State(state)
     storage, password = state_directory.storage_from(database, blobs), password_from(database_password)
     authority = state_directory.create(place, federation, address, time.time(), storage, password)
+    write_journal(place, "init", {"federation": federation, "address": address})
     say(f"Certificate authority of `{federation}` written to {state / 'authority'}; only this user can read its key")
     say(f"fingerprint {fingerprint(authority.certificate)}")
     say("next: `coordinator serve`, then `coordinator invite SITE`")
+
+
+def write_journal(place: "Place", act: str, about: dict[str, Known]) -> None:
+    """Write into the operator's journal what this command has done to the state directory itself."""
+    from coordinator.context import leading_store
+    from coordinator.journal import Journal
+    from wardround.local.person import who
+
+    store = leading_store(place)
+    try:
+        Journal(store, time.time).done(who(), act, about)
+    finally:
+        store.close()
 
 
 def upgrade(state: State) -> None:
     """Bring the database of an older version to the form of this version. A copy of the older one is kept."""
     from coordinator.state_directory import State as Place
     from coordinator.storage import database
+    from coordinator.storage.schema import newest_schema
     from wardround.local.durable import StateLock
 
     place = Place(state)
     where = place.place(place.config().storage)
     with StateLock(state, "coordinator upgrade"):
         kept = database.upgrade(where, place.root)
+        if kept is not None:
+            write_journal(place, "upgrade", {"schema": newest_schema()})
     if kept is not None:
         say(f"the database as it was is kept as {kept}")
     say(f"{database.name_of(where)} is ready for this version")

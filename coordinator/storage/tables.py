@@ -208,6 +208,16 @@ class LedgerHead(Base):
     in_receipt: Mapped[bool]
 
 
+class JournalLine(Base):
+    """A line of the operator's journal as canonical JSON, and the head of the chain with it. Never changed."""
+
+    __tablename__ = "journal"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    line: Mapped[str] = mapped_column(Text)
+    head: Mapped[str] = mapped_column(String(64))
+
+
 class Leadership(Base):
     """Which coordinator may write, where several stand on one database. One row; see ``coordinator.storage.lease``.
 

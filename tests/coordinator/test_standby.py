@@ -125,8 +125,8 @@ def test_the_leader_is_killed_in_the_middle_of_a_round_and_the_standby_finishes_
         commands = Administration(context)
         invitations = [commands.invite(site, 3600).invitation for site in SITES]
         document = study_document(sites=list(SITES), rounds=ROUNDS)
-        study = commands.create(document, str(tmp_path / "initial.safetensors"))
-        commands.start("trial")
+        study = commands.studies.create(document, str(tmp_path / "initial.safetensors"))
+        commands.studies.start("trial")
     sites: list[FakeSite] = []
     with Serving(two.first, f"127.0.0.1:{two.port}") as leader:
         assert leader.line().startswith("ready")

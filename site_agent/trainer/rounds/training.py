@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -83,9 +83,9 @@ class Rounds:
         """As ``examining.drafted``."""
         return examining.drafted(self._state, self._studies, request)
 
-    def predict(self, request: records.Predict) -> records.Predicted:
+    def predict(self, request: records.Predict, tell: Callable[[int, int], object]) -> records.Predicted:
         """As ``predictions.predict``."""
-        return predictions.predict(self._state, request)
+        return predictions.predict(self._state, request, tell)
 
     def train(self, request: records.Train, progress: Progress) -> records.Trained:
         """One training round. Asked again before it is decided, it gives the same update, trained anew only if need be.

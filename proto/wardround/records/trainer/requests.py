@@ -274,7 +274,11 @@ class Export(Request[Exported]):
 
 
 class Predict(Request[Predicted]):
-    """Applies a checkpoint to the one of ``table``, ``images``, ``arrays`` and ``files`` that is given."""
+    """Applies a checkpoint to the one of ``table``, ``images``, ``arrays`` and ``files`` that is given.
+
+    Attributes:
+        id: a column of the table that is written beside each prediction; "" for none.
+    """
 
     command: Literal["predict"] = "predict"
     study: Name
@@ -283,6 +287,7 @@ class Predict(Request[Predicted]):
     images: Path | None = None
     arrays: Path | None = None
     files: Path | None = None
+    id: Name = ""
     out: Path
     force: bool = False
 
