@@ -74,7 +74,8 @@ class Context:
 
 
 def leading_store(state: State, fatal: Callable[[BaseException], None] = lambda error: None) -> Store:
-    """The database of a state directory, on which this process leads now.
+    """The database of a state directory, on which this process leads now. The caller holds the directory's lock: a
+    service of the same directory would lose its lease.
 
     Args:
         fatal: called when it does not any more; without one, whatever is done next fails.
