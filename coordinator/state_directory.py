@@ -6,7 +6,8 @@
 <state>/keys/receipt.pem                   signs receipts
 <state>/keys/database-password             of that server, if it wants one
 <state>/blobs/{models,uploads}/            tensors, unless [storage] names another folder
-<state>/{lock,control.sock}                of the running service
+<state>/{lock,control.sock,read.sock}      of the running service
+<state>/dashboard/users.json               who may log in to the dashboard
 """
 
 import ipaddress
@@ -20,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import Field, field_validator
 
 from coordinator.members.authority import Authority, Lifetimes
+from coordinator.requests import READ_SOCKET
 from coordinator.storage import database, objects, server_url
 from coordinator.storage.database import Place
 from coordinator.storage.lease import Server
@@ -110,6 +112,11 @@ class State:
     @property
     def control(self) -> Path:
         return self.root / "control.sock"
+
+    @property
+    def read(self) -> Path:
+        """The socket on which questions alone are answered."""
+        return self.root / READ_SOCKET
 
     @property
     def database(self) -> Path:

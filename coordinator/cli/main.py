@@ -3,6 +3,8 @@
 from coordinator.cli import (
     authority,
     backups,
+    curves,
+    dashboard,
     doctor,
     journal,
     ledgers,
@@ -29,8 +31,10 @@ app.command()(ledgers.rollover)
 app.add_typer(authority.app, name="authority")
 app.add_typer(journal.app, name="journal")
 app.add_typer(standby.app, name="standby")
+studies.app.command()(curves.export)
 app.add_typer(studies.app, name="study")
 app.add_typer(summaries.app, name="summary")
+app.add_typer(dashboard.app, name="dashboard")
 
 
 def main() -> None:
