@@ -142,6 +142,7 @@ def put_back(backup: Path, state: State, storage: Storage = Storage(), password:
         if path != mark:
             remove(path)
     blobs = state.blob_folder(storage)
+    make_folder(blobs / "models")
     for name, wanted in contents.files.items():
         if name != SETTINGS:
             inside = Path(name)

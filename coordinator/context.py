@@ -50,6 +50,7 @@ class Context:
         try:
             if self.store.shared:
                 keys.refuse_others(self.store, self.receipt_key.public_key(), self.authority)
+            state.refuse_unmounted(self.config.storage)
             self.blobs = Blobs(state.blob_folder(self.config.storage), state.objects(self.config.storage))
             self.blobs.sweep()
             state.sweep(wall_clock())

@@ -139,6 +139,15 @@ class State:
         """Where models and updates are on a disk."""
         return self.blobs if not storage.blobs or objects.is_url(storage.blobs) else Path(storage.blobs)
 
+    def refuse_unmounted(self, storage: Storage) -> None:
+        """Raises NeedsPerson: the folder that a standby shares is not there; an empty one would be no other one."""
+        folder = self.blob_folder(storage)
+        if folder != self.blobs and not (folder / "models").is_dir():
+            raise NeedsPerson(
+                f"{folder} has no models and updates, which [storage] of {self.config_file} says are there",
+                hint="is it mounted?",
+            )
+
     def objects(self, storage: Storage) -> objects.ObjectStore | None:
         """Where they are beside that, if anywhere. Raises as ``ObjectStore``."""
         return objects.ObjectStore(storage.blobs) if objects.is_url(storage.blobs) else None
@@ -233,7 +242,7 @@ def create(
     database.refuse_used(place)
     authority = Authority.create(state.authority, config.federation, now_s)
     write_file(state.receipt_key_file, _pem(Ed25519PrivateKey.generate()))
-    make_folder(state.blob_folder(config.storage))
+    make_folder(state.blob_folder(config.storage) / "models")
     database.upgrade(place)
     write_config(state, config)
     return authority

@@ -214,6 +214,16 @@ def test_a_command_beside_a_leader_elsewhere_changes_nothing_and_says_where_it_i
     )
 
 
+def test_a_standby_without_the_common_folder_does_not_take_over_with_an_empty_one(two: Two) -> None:
+    """It would find no model of any study."""
+    shared = Path(two.first.config().storage.blobs)
+    shared.rename(shared.with_name("not mounted"))
+    with pytest.raises(NeedsPerson, match=f"{shared} has no models and updates") as refusal, opened(two.second):
+        pass
+    assert refusal.value.hint == "is it mounted?"
+    assert not shared.exists()
+
+
 # The keys.
 
 
