@@ -3,7 +3,7 @@
 The lease is a row of the database. Whoever takes it makes the token one larger; it ends by the database's clock,
 unless it is renewed. The time alone proves nothing (a process may stand still and go on later): each transaction of a
 leader compares the token first, and one that writes holds the row until it ends: who was replaced writes nothing more.
-See ``docs/decisions/0015-one-leader.md``.
+See ``docs/decisions/0016-one-leader.md``.
 """
 
 import logging
