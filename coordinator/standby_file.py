@@ -68,9 +68,9 @@ def imported(state: State, data: bytes, passphrase: bytes, blobs: str = "", *, f
         NeedsPerson: there is a coordinator at ``state`` already.
         TryAgain: the one that is there runs.
     """
+    directory.refuse_other(state.root, "coordinator")
     files = _opened(data, passphrase)
     config = check(Config, parse_toml(files[SETTINGS]), SETTINGS)
-    directory.refuse_other(state.root, "coordinator")
     there = state.config_file.exists()
     if there and (not force or state.config().federation != config.federation):
         raise NeedsPerson(
