@@ -19,6 +19,7 @@ from coordinator.cli import members
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.database import Store
+from coordinator.storage.schema import newest_schema
 from fl_algorithms.resolving import resolve
 from tests import commands as processes
 from tests.coordinator.fake_site import FakeSite, write_initial
@@ -412,7 +413,7 @@ def edit(path: Path, statement: str) -> None:
         ),
         pytest.param(
             lambda path: edit(path, "DELETE FROM alembic_version"),
-            "has schema none, this program needs 0005",
+            f"has schema none, this program needs {newest_schema()}",
             "`coordinator upgrade --state",
             id="older",
         ),
