@@ -42,6 +42,7 @@ ARGUMENTS = {
     "coordinator init": ["--federation", "f", "--address", "127.0.0.1:1"],
     "coordinator invite": ["north"],
     "coordinator backup": ["--out", "OUT"],
+    "coordinator journal export": ["--out", "OUT"],
     "coordinator dashboard user add": ["dana", "--password-file", "TABLE"],
     "coordinator dashboard user remove": ["dana"],
     "coordinator receipts": ["north", "--out", "OUT"],
@@ -49,7 +50,8 @@ ARGUMENTS = {
     "coordinator rollover": ["north", "--ledger", "00" * 16],
     "coordinator revoke": ["north"],
     **{f"coordinator study {one}": ["s"] for one in ("archive", "fit", "renew", "report", "start", "status", "stop")},
-    "coordinator journal export": ["--out", "OUT"],
+    "coordinator standby export": ["--out", "OUT", "--passphrase", "TABLE"],
+    "coordinator standby import": ["TABLE", "--passphrase", "TABLE"],
     "coordinator study create": ["TABLE"],
     "coordinator study edit": ["s", "--set", "study.rounds=2"],
     "coordinator study metrics": ["s"],
@@ -62,6 +64,7 @@ MAKES = (
     "site-agent setup",
     "coordinator init",
     "coordinator restore",
+    "coordinator standby import",
 )  # what a missing or an empty folder is right for
 NEEDS_NO_MEMBER = ("site-agent data add", "site-agent data list", "site-agent policy check")  # an empty folder will do
 WITH_STATE = [
