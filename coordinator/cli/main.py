@@ -10,6 +10,7 @@ from coordinator.cli import (
     ledgers,
     members,
     setup,
+    standby,
     studies,
     summaries,
 )
@@ -29,6 +30,7 @@ app.command()(ledgers.receipts)
 app.command()(ledgers.rollover)
 app.add_typer(authority.app, name="authority")
 app.add_typer(journal.app, name="journal")
+app.add_typer(standby.app, name="standby")
 studies.app.command()(curves.export)
 app.add_typer(studies.app, name="study")
 app.add_typer(summaries.app, name="summary")

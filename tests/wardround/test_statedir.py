@@ -25,8 +25,8 @@ ARGUMENTS = {
     "site-agent models list": ["s"],
     "site-agent page user add": ["dana", "--password-file", "TABLE"],
     "site-agent page user remove": ["dana"],
-    "site-agent policy apply": ["TABLE"],
     "site-agent policy draft": ["s"],
+    "site-agent policy apply": ["TABLE", "--yes"],
     "site-agent policy explain": ["s"],
     "site-agent predict": ["s", "--checkpoint", "latest", "--table", "TABLE", "--out", "OUT"],
     "site-agent preview": ["s"],
@@ -50,8 +50,10 @@ ARGUMENTS = {
     "coordinator rollover": ["north", "--ledger", "00" * 16],
     "coordinator revoke": ["north"],
     **{f"coordinator study {one}": ["s"] for one in ("archive", "fit", "renew", "report", "start", "status", "stop")},
+    "coordinator standby export": ["--out", "OUT", "--passphrase", "TABLE"],
+    "coordinator standby import": ["TABLE", "--passphrase", "TABLE"],
     "coordinator study create": ["TABLE"],
-    "coordinator study edit": ["s", "TABLE"],
+    "coordinator study edit": ["s", "--set", "study.rounds=2"],
     "coordinator study metrics": ["s"],
     "coordinator study export": ["s", "--to", "tensorboard", "--out", "OUT"],
     **{f"coordinator summary {one}": ["s"] for one in ("show", "close", "draft")},
@@ -62,6 +64,7 @@ MAKES = (
     "site-agent setup",
     "coordinator init",
     "coordinator restore",
+    "coordinator standby import",
 )  # what a missing or an empty folder is right for
 NEEDS_NO_MEMBER = ("site-agent data add", "site-agent data list", "site-agent policy check")  # an empty folder will do
 WITH_STATE = [
