@@ -322,3 +322,23 @@ def test_where_no_thread_can_be_started_the_caller_is_told(path: Path, monkeypat
         with pytest.raises(TryAgain, match="this machine starts no more threads now"):
             call(path, {"command": "echo", "text": "x"})
     assert call(path, {"command": "echo", "text": "x"}) == "x"
+
+
+def test_an_answer_under_way_is_finished_before_what_it_reads_is_closed(tmp_path: Path) -> None:
+    asked, go_on, done = threading.Event(), threading.Event(), []
+
+    def handle(request: control.frames.Document, reply: control.Reply) -> dict[str, bool]:
+        asked.set()
+        assert go_on.wait(20)
+        done.append("answered")
+        return {"ok": True}
+
+    server = control.ControlServer(tmp_path / "control.sock", handle)
+    caller = threading.Thread(target=control.call, args=(tmp_path / "control.sock", {"command": "x"}))
+    caller.start()
+    assert asked.wait(20)
+    threading.Timer(0.2, go_on.set).start()
+    server.close()
+    done.append("closed")
+    caller.join(20)
+    assert done == ["answered", "closed"]

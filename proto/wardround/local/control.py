@@ -27,6 +27,7 @@ from wardround.local.liveness import BEAT_S
 from wardround.local.sockets import accepted, connect, listen, peer_of, peer_user
 
 REQUEST_S = 10  # how long a connection may take to say what it wants
+FINISH_S = 3  # for answers under way when the service stops
 MAX_CONNECTIONS = 64  # served at one time; `status --follow` holds one for as long as it follows
 Reply = Callable[[Any], None]
 Handler = Callable[[frames.Document, Reply], Any]
@@ -65,6 +66,7 @@ class ControlServer:
         self._closing = False
         self._lock = threading.Lock()
         self._served = 0
+        self._answered = threading.Condition(self._lock)  # one caller less
         self._callers: set[_Caller] = set()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
@@ -72,13 +74,15 @@ class ControlServer:
         threading.Thread(target=self._beat, name="control-beat", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening. Answers under way are finished by their own threads."""
+        """Stop listening, and give the answers under way ``FINISH_S`` to end: what they read may be closed next."""
         self._closing = True
         self._ended.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(timeout=5)
         self._path.unlink(missing_ok=True)
+        with self._answered:
+            self._answered.wait_for(lambda: not self._callers, FINISH_S)
 
     def _owner_hint(self) -> str:
         return f"run the command as the service's user: `sudo -u '#{os.geteuid()}' ...`"
@@ -138,8 +142,9 @@ class ControlServer:
                     result = self._handler(frames.request_from(line), lambda item: caller.send({"progress": item}))
                 finally:
                     _PEER.reset(asked_by)
-                    with self._lock:
+                    with self._answered:
                         self._callers.discard(caller)
+                        self._answered.notify_all()
                 caller.send({"result": result})
             except StorageFailed as error:
                 try:
