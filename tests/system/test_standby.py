@@ -81,7 +81,7 @@ def test_each_leader_is_killed_once_and_the_model_is_that_of_the_lab(
 ) -> None:
     """No receipt is lost: each site's ledger and the coordinator's receipts are complete beside each other."""
     pair.start(breast_data, label_of(BREAST), SITES)
-    file = study_file(tmp_path, sites=SITES, quorum=2)
+    file = study_file(tmp_path, sites=SITES, quorum=2, rounds=5)
     study = pair.create_study(file)
     pair.approve(study, SITES)
     pair.ask_coordinator("study", "start", study)
