@@ -24,7 +24,7 @@ from fl_algorithms.engine.training import Progress
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
 from site_agent.handoff import staged
-from site_agent.trainer.rounds import describing, examining, predictions
+from site_agent.trainer.rounds import describing, examining, predictions, programs
 from site_agent.trainer.rounds.installing import Installed, Studies
 from site_agent.trainer.rounds.sessions import RoundContext, Sessions, encoded
 from site_agent.trainer.rounds.tensorfiles import (
@@ -86,6 +86,10 @@ class Rounds:
     def predict(self, request: records.Predict) -> records.Predicted:
         """As ``predictions.predict``."""
         return predictions.predict(self._state, request)
+
+    def write_program(self, request: records.WriteProgram) -> records.Exported:
+        """As ``programs.write_program``."""
+        return programs.write_program(self._state, request)
 
     def train(self, request: records.Train, progress: Progress) -> records.Trained:
         """One training round. Asked again before it is decided, it gives the same update, trained anew only if need be.
