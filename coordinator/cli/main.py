@@ -1,6 +1,6 @@
 """``coordinator``: the application, with one module for each group of its commands."""
 
-from coordinator.cli import authority, backups, ledgers, members, setup, studies, summaries
+from coordinator.cli import authority, backups, ledgers, members, models, setup, studies, summaries
 from wardround.cli import application, run
 
 app = application("coordinator", "Invite hospitals and run the rounds of their studies.")
@@ -17,6 +17,7 @@ app.command()(ledgers.rollover)
 app.add_typer(authority.app, name="authority")
 app.add_typer(studies.app, name="study")
 app.add_typer(summaries.app, name="summary")
+app.add_typer(models.app, name="models")
 
 
 def main() -> None:

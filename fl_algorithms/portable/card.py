@@ -8,6 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from wardround.terminal import escaped
 
+MODEL_FILE, CARD_FILE, PAGE_FILE = "model.safetensors", "card.json", "MODEL_CARD.md"
+STUDY_FILE, PREPROCESSING_FILE = "study.json", "preprocessing.json"
+PROGRAM_FILE, PREDICT_FILE, ONNX_FILE = "model.py", "predict.py", "model.onnx"
 MARKUP = re.compile(r"([\\`*_{}\[\]<>|#~])")
 Rounds = Mapping[str, Sequence[int]]  # by site
 MANY = 12  # rounds that are listed one by one
@@ -18,13 +21,13 @@ ALWAYS = (
     "It is no medical device, and nobody has judged here whether it may be used for patients.",
 )
 FILES = {
-    "model.safetensors": "the weights: read without running code",
-    "card.json": "this card, for programs",
-    "study.json": "the study as it was resolved: architecture, columns and their meaning, settings",
-    "preprocessing.json": "how rows are scaled and outputs read; computed from patients of this site",
-    "model.py": "the network in plain PyTorch",
-    "predict.py": "`python predict.py NEW.csv PREDICTIONS.csv`, for rows in the study's own columns, codes and units",
-    "model.onnx": "network and weights as ONNX: input `x`, output `logits`",
+    MODEL_FILE: "the weights: read without running code",
+    CARD_FILE: "this card, for programs",
+    STUDY_FILE: "the study as it was resolved: architecture, columns and their meaning, settings",
+    PREPROCESSING_FILE: "how rows are scaled and outputs read; computed from patients of this site",
+    PROGRAM_FILE: "the network in plain PyTorch",
+    PREDICT_FILE: "`python predict.py NEW.csv PREDICTIONS.csv`, for rows in the study's own columns, codes and units",
+    ONNX_FILE: "network and weights as ONNX: input `x`, output `logits`",
 }
 LOADER = """\
 ```python

@@ -12,6 +12,7 @@ model.onnx           the network and its weights, if asked for
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -20,15 +21,15 @@ from fl_algorithms.engine.beside import members_of
 from fl_algorithms.engine.partition import all_tensors, build, task_of
 from fl_algorithms.engine.selection import Model, restored
 from fl_algorithms.portable import predict
+from fl_algorithms.portable.card import MODEL_FILE, ONNX_FILE, PREDICT_FILE, PREPROCESSING_FILE, PROGRAM_FILE
 from fl_algorithms.portable.program import HINT, captured, onnx_bytes, source
 from fl_algorithms.rows import COLUMNS
+from fl_algorithms.settings.tabular import TableSettings
 from fl_algorithms.study import SiteStudy
+from fl_algorithms.tasks.tables.encoding import scale_of
 from wardround.errors import BadData
 from wardround.local import outputs
 
-MODEL_FILE, CARD_FILE, PAGE_FILE = "model.safetensors", "card.json", "MODEL_CARD.md"
-STUDY_FILE, PREPROCESSING_FILE = "study.json", "preprocessing.json"
-PROGRAM_FILE, PREDICT_FILE, ONNX_FILE = "model.py", "predict.py", "model.onnx"
 TASKS = frozenset({"tabular", "ordinal", "regression", "multilabel", "survival"})  # that predict.py knows
 UNPLAIN = re.compile(r"[^A-Za-z0-9 .,:_-]")
 
@@ -75,6 +76,14 @@ def add_program(
     for name, data in files.items():
         outputs.write(folder / name, data, force=force, keep=keep)
     return [folder / name for name in files]
+
+
+def own_scale(study: SiteStudy) -> dict[str, Any] | None:
+    """How rows are scaled, of a study of tables that says so itself; None where each site's own statistics do."""
+    settings = study.task.settings
+    if not _predicts(study) or not isinstance(settings, TableSettings):
+        return None
+    return scale_of(settings).document() if settings.one_scale and not settings.missing.indicators else None
 
 
 def _predicts(study: SiteStudy) -> bool:

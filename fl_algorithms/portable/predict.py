@@ -89,10 +89,9 @@ class Predictor:
             return math.nan
         if kind == "categorical":
             levels = [_level(text) for text in feature["categories"]]
-            other = feature.get("other")
-            if _level(cell) not in levels and other is None:
+            if _level(cell) not in levels and "other" not in feature:
                 raise ValueError("a category that the study does not know")
-            return float(levels.index(_level(cell) if _level(cell) in levels else _level(other)))
+            return float(levels.index(_level(cell if _level(cell) in levels else feature["other"])))
         if kind == "boolean":
             word = _level(cell).casefold()
             if word not in YES | NO:

@@ -5,7 +5,6 @@ the file sees all that it computes. The class's tensors are those of the safeten
 ``load_state_dict`` is strict.
 """
 
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +81,7 @@ class Whole(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         self._model = model
-        self.names = {}
+        self.names: dict[str, str] = {}
         for number, (slot, network) in enumerate(model.networks.items()):
             self.add_module(f"n{number}", network)
             prefix = "" if slot == MODEL else f"{slot}/"
@@ -190,18 +189,17 @@ def onnx_bytes(graph: Graph, shape: Sequence[int]) -> bytes:
             f"{error.name} is not installed here, and writing ONNX needs it", hint="pip install 'wardround[onnx]'"
         ) from None
     try:
-        file = io.BytesIO()
         with torch.no_grad():
             made = torch.onnx.export(
                 graph.whole, (torch.zeros(EXAMPLES, *shape),), dynamo=True, external_data=False, verbose=False,
                 dynamic_shapes=({0: torch.export.Dim("rows")},), input_names=["x"], output_names=["logits"],
             )  # fmt: skip
         assert made is not None
-        made.save(file)
-        onnx.checker.check_model(onnx.load_from_string(file.getvalue()), full_check=True)
+        data: bytes = made.model_proto.SerializeToString()
+        onnx.checker.check_model(onnx.load_from_string(data), full_check=True)
     except Exception as error:  # of torch, its converter or the checker
         raise BadData(f"this network cannot be written as ONNX ({type(error).__name__})", hint=HINT) from None
-    return file.getvalue()
+    return data
 
 
 def _lines(nodes: Sequence[Node], given: dict[str, str]) -> Iterator[str]:
@@ -262,4 +260,4 @@ def _shape(node: Any) -> str:
 
 
 def _name_of(spec: InputSpec) -> str:
-    return str(spec.arg.name)  # type: ignore[union-attr]  # every input of a network's graph is a tensor
+    return str(spec.arg.name)

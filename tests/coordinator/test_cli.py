@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.answers import SiteList, SiteRow
-from coordinator.cli import members
+from coordinator.cli import members, models
+from coordinator.cli.main import app
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.database import Store
@@ -24,6 +26,7 @@ from tools.world import Service, free_port
 from wardround.local import directory
 from wardround.records.invitation import Invitation
 from wardround.signing import certificates
+from wardround.tensors.files import TensorFile
 
 BIN = Path(sys.executable).parent
 STUDY = """
@@ -337,6 +340,30 @@ def test_a_study_that_finishes_without_some_sites_exits_3_and_the_report_names_t
     worker.join(20)
     for site in (alpha, bravo):
         site.close()
+    exported(commands.state, commands.folder / "model", told)
+
+
+def exported(state: Path, folder: Path, told: dict[str, Any]) -> None:
+    """The model of a study in which one of two sites took part, where there is no torch."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(models, "has_torch", lambda: False)
+        words = ["models", "export", "trial", "--out", folder, "--state", state]
+        done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    names = ("model.safetensors", "card.json", "study.json", "MODEL_CARD.md")
+    assert done.stdout.split() == [str(folder / name) for name in names]
+    assert "warning: without a program: torch is not installed here; where it is: `fl-lab program" in done.stderr
+    card = json.loads((folder / "card.json").read_text())
+    assert (card["round"], card["rounds"], card["state"]) == (told["best"]["round"], 2, "finished")
+    assert card["kept_digest"] == told["best"]["digest"]
+    assert card["contributors"] == {"alpha": list(range(1, card["round"] + 1)), "bravo": []}
+    assert set(card["scores"]) == {"alpha"}
+    with TensorFile(folder / "model.safetensors") as file:
+        assert file.manifest().digest() == card["model_digest"] == card["kept_digest"]
+        assert json.loads(file.note["card"]) == card
+    page = (folder / "MODEL_CARD.md").read_text()
+    assert f"- bravo: in 0 of {card['round']} rounds\n" in page
+    assert "are not known at the coordinator" in page
+    assert "| alpha | bravo |" in page
 
 
 def handshake(site: FakeSite, folder: Path, version: ssl.TLSVersion) -> str | None:

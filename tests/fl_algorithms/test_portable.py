@@ -22,7 +22,8 @@ from fl_algorithms.engine.partition import all_tensors, build, task_of
 from fl_algorithms.engine.selection import restored
 from fl_algorithms.lab.data import heart_disease
 from fl_algorithms.portable import card
-from fl_algorithms.portable.folder import MODEL_FILE, ONNX_FILE, PREPROCESSING_FILE, STUDY_FILE, add_program
+from fl_algorithms.portable.card import MODEL_FILE, ONNX_FILE, PREPROCESSING_FILE, STUDY_FILE
+from fl_algorithms.portable.folder import add_program
 from fl_algorithms.portable.program import captured, source
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import SiteStudy

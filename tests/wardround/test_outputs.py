@@ -46,6 +46,8 @@ WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else i
     "fl-lab compare": (FOLDER, ["STUDY", "--data", "RAW"]),
     "fl-lab partition": (FOLDER, ["TABLE", "--by", "iid"]),
     "fl-lab report": (FOLDER, ["RAW"]),
+    "coordinator models export": (FOLDER, [NAME, "--state", "COORDINATOR"]),
+    "fl-lab model": (FOLDER, ["RAW", "--site", "north"]),
     "fl-lab export": (FOLDER, ["RAW", "--to", "csv"]),
     "fl-lab tune": (FILE, ["STUDY", "--data", "RAW", "--over", "training.learning_rate=[0.1]"]),
     "fl-lab run": (FOLDER, ["STUDY", "--data", "RAW"]),

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from fl_algorithms.engine.device import make_deterministic
-from fl_algorithms.portable.folder import MODEL_FILE, add_program
+from fl_algorithms.portable.card import MODEL_FILE
+from fl_algorithms.portable.folder import add_program
 from site_agent.trainer.data.sources import protected
 from site_agent.trainer.rounds.installing import installed
 from site_agent.trainer.rounds.tensorfiles import from_bytes

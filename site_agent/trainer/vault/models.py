@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fl_algorithms.portable import card as cards
+from fl_algorithms.portable.card import PAGE_FILE, STUDY_FILE
 from site_agent.trainer.data.sources import protected
 from site_agent.trainer.vault.cards import CARD_FILE, MODEL_FILE, PREPROCESSING_FILE, Card, CheckpointFile, read
 from site_agent.trainer.vault.states import Vault, study_folder
@@ -11,8 +12,6 @@ from wardround.local import durable, outputs
 from wardround.records.study import StudyFile
 from wardround.records.trainer import CHECKPOINT_KINDS, Checkpoints, Exported
 from wardround.signing import canonical
-
-STUDY_FILE, PAGE_FILE = "study.json", "MODEL_CARD.md"
 
 
 def newest(state: Path, study: str) -> Vault:
