@@ -15,6 +15,7 @@ from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from site_agent.cli.audit import audit_app
 from site_agent.cli.data import data_app, models_app, predict
 from site_agent.cli.options import State
+from site_agent.cli.pack import pack
 from site_agent.cli.policy import policy_app
 from site_agent.cli.release import leave, reject, release
 from site_agent.cli.service import joined
@@ -30,6 +31,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(policy_app, name="policy")
 app.add_typer(audit_app, name="audit")
+audit_app.command("pack")(pack)
 
 INVITED = re.compile(r"(^|\s)wr1\.|wr1\.\w{64}")  # an invitation, perhaps with what stood around it
 

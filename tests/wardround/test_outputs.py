@@ -33,6 +33,7 @@ WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else i
     "site-agent audit export": (FILE, ["--format", "json", "--state", "STATE"]),
     "site-agent audit report": (FILE, ["--state", "STATE"]),
     "site-agent audit verifier": (FILE, []),
+    "site-agent audit pack": (FILE, [NAME, "--state", "STATE"]),
     "site-agent models export": (FOLDER, [NAME, "--checkpoint", "latest", "--state", "STATE"]),
     "site-agent policy draft": (FILE, [NAME, "--state", "STATE"]),
     "site-agent predict": (FILE, [NAME, "--checkpoint", "latest", "--table", "TABLE", "--state", "STATE"]),

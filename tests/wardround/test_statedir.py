@@ -21,6 +21,7 @@ ARGUMENTS = {
     "site-agent data public-data": ["d", "TABLE"],
     "site-agent join": ["--invitation", "INVITATION"],
     "coordinator models export": ["s", "--out", "OUT"],
+    "site-agent audit pack": ["s", "--out", "OUT"],
     "site-agent models export": ["s", "--checkpoint", "latest", "--out", "OUT"],
     "site-agent models list": ["s"],
     "site-agent policy draft": ["s"],
