@@ -21,6 +21,7 @@ from coordinator.cli.main import app
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.database import Store
+from tests import commands as processes
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
 from wardround.local import directory
@@ -64,10 +65,8 @@ class Commands:
         self.service: Service | None = None
 
     def run(self, *args: str | Path, code: int = 0) -> tuple[str, str]:
-        line = [str(BIN / "coordinator"), *map(str, args)]
-        if args[:2] != ("study", "check"):
-            line += ["--state", str(self.state)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        line = args if args[:2] == ("study", "check") else (*args, "--state", self.state)
+        done = processes.run("coordinator", *line)
         assert done.returncode == code, (line, done.returncode, done.stdout, done.stderr)
         return done.stdout, done.stderr
 

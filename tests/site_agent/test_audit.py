@@ -23,6 +23,7 @@ from site_agent.audit.files import RawLines, in_folder
 from site_agent.audit.form import lines, read
 from site_agent.audit.reconcile import Count, count_from, reconcile
 from site_agent.audit.show import chosen, words
+from tests import commands
 from tests.attacks.ledgers import cut
 from tools import verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made, joined
@@ -396,8 +397,7 @@ def test_a_ledger_is_read_over_its_segments_and_a_torn_line_is_noticed(tmp_path:
 
 
 def agent(*line: str, code: int = 0) -> str:
-    command = [sys.executable, "-m", "site_agent.cli.main", "audit", *line]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENV)
+    done = commands.run("site-agent", "audit", *line, env=ENV)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import commands
 from tests.site_agent.fake_coordinator import FakeCoordinator
 from tests.site_agent.fake_trainer import SHARED, FakeTrainer, write_tensors
 from tests.site_agent.site_world import STUDY, document
@@ -38,7 +39,7 @@ class Shell:
 
     def run(self, *line: str, stdin: str = "", code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "WARDROUND_STATE": str(self.state), **environment}
-        done = subprocess.run([*AGENT, *line], input=stdin, capture_output=True, text=True, timeout=WAIT_S, env=env)
+        done = commands.run("site-agent", *line, stdin=stdin, timeout=WAIT_S, env=env)
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -177,7 +178,7 @@ def test_every_command_in_a_folder_that_is_no_sites_exits_78_and_names_it(
     line: tuple[str, ...], tmp_path: Path
 ) -> None:
     nowhere = tmp_path / "nowhere"
-    done = subprocess.run([*AGENT, *line, "--state", str(nowhere)], capture_output=True, text=True, timeout=WAIT_S)
+    done = commands.run("site-agent", *line, "--state", nowhere, timeout=WAIT_S)
     assert done.returncode == 78, done.stderr
     assert str(nowhere) in done.stderr.splitlines()[0]
     assert not nowhere.exists()

@@ -26,7 +26,7 @@ from wardround.signing import canonical, dsse
 from wardround.v1 import federation_pb2 as pb
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = 60  # of each target here; `make fuzz` runs on
+CASES = 30  # of each target here; `make fuzz` runs on
 
 
 def found(take: Callable[[bytes], object], cases: int = 1, **more: object) -> list[Finding]:
