@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from coordinator.answers import AttemptReport, SiteFit, StudyFits, StudyReport, StudyStatus
+from coordinator.answers import AttemptReport, SiteFit, SiteStatus, StudyFits, StudyReport, StudyStatus
 
 
 def print_progress(status: StudyStatus) -> None:
@@ -24,11 +24,18 @@ def print_status(status: StudyStatus) -> None:
         print(f"the round ends when all have answered, or at {status.deadline}")
     print(f"study {status.study_digest}\nmodel {status.model_digest}")
     rows = [
-        (name, site.state, f"{len(site.rounds_contributed)}/{status.rounds}", site.code)
+        (
+            name,
+            site.state,
+            _contributed(site, status.rounds),
+            site.code,
+        )
         for name, site in status.sites.items()
     ]
     print_table(("site", "state", "rounds", "code"), rows)
     for name, site in status.sites.items():
+        if site.evaluates and site.rounds_evaluated:
+            print(f"has judged the model that a round began with: {name} in {_rounds(site.rounds_evaluated)}")
         if site.rounds_left_out:
             print(f"accepted and left out of the model: {name} in {_rounds(site.rounds_left_out)}")
         if site.rounds_capped:
@@ -96,6 +103,10 @@ def _attempt(row: AttemptReport) -> tuple[str, ...]:
         " ".join(site for site in row.asked if site not in row.contributors),
         "" if row.seconds is None else f"{row.seconds:.2f}",
     )
+
+
+def _contributed(site: SiteStatus, rounds: int) -> str:
+    return "evaluates" if site.evaluates else f"{len(site.rounds_contributed)}/{rounds}"
 
 
 def _rounds(numbers: Sequence[int]) -> str:

@@ -52,6 +52,7 @@ class ModelCard(Strict):
         state: of the study when the card was made: it may go on.
         site: whose download it is, where sites download different tensors; "" where they do not.
         model_digest: of the exported tensors. ``kept_digest``: of what the coordinator keeps, which may be more.
+        evaluators: the sites that train nothing.
         contributors, capped, left_out: by site the rounds to which it contributed, in which it counted for less than
             its rows, and in which its update is not in the model; of those rounds that made this model.
         scores: by site the metrics that it reported of this model.
@@ -76,6 +77,7 @@ class ModelCard(Strict):
     contributors: Mapping[str, tuple[int, ...]]
     capped: Mapping[str, tuple[int, ...]]
     left_out: Mapping[str, tuple[int, ...]]
+    evaluators: tuple[str, ...]
     lineage: tuple[Lineage, ...]
     scores: Mapping[str, Mapping[str, str]]
     why: str
@@ -150,6 +152,7 @@ def card_of(
         contributors=of_sites({name: row.rounds_contributed for name, row in report.sites.items()}),
         capped=of_sites({name: row.rounds_capped for name, row in report.sites.items()}),
         left_out=of_sites({name: row.rounds_left_out for name, row in report.sites.items()}),
+        evaluators=tuple(name for name, row in report.sites.items() if row.evaluates),
         lineage=tuple(_lineage(row, report) for row in made),
         scores=_scores(report, kept_digest),
         why=report.best_rule if which == "best" else "",
@@ -195,7 +198,7 @@ def page(card: ModelCard) -> str:
         f"{card.title or card.study}: the shared model",
         facts,
         scores,
-        cards.took_part(card.round, card.contributors, card.capped, card.left_out),
+        cards.took_part(card.round, card.contributors, card.capped, card.left_out, card.evaluators),
         lineage,
         (*NOT_HERE, *card.limits),
     )
@@ -247,7 +250,11 @@ def _lineage(row: AttemptReport, report: StudyReport) -> Lineage:
         model_digest=row.model_digest,
         contributors=tuple(in_it),
         left_out=tuple(row.left_out),
-        absent=tuple(name for name in report.sites if name not in in_it and name not in row.left_out),
+        absent=tuple(
+            name
+            for name, site in report.sites.items()
+            if name not in in_it and name not in row.left_out and not site.evaluates
+        ),
     )
 
 

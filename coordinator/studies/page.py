@@ -17,7 +17,7 @@ LEGEND = (
     "● in the model",
     "◐ in the model, for less than its rows would count",
     "○ accepted, and no model of this attempt has it",
-    "✓ closing: its numbers are here",
+    "✓ its numbers alone: of the closing round, or of a site that evaluates",
     "✕ refused",
     "– declined or withdrawn",
     "? no answer",
@@ -27,7 +27,9 @@ LEGEND = (
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """``contributed``: the rounds whose model has this site's update in it."""
+    """``contributed``: the rounds whose model has this site's update in it. ``evaluated``: those whose model, as it
+    began, it has judged, where it only ``evaluates``.
+    """
 
     name: str
     state: str
@@ -36,6 +38,8 @@ class SiteFacts:
     capped: tuple[int, ...]
     bytes_received: int
     refused: tuple[str, ...]
+    evaluates: bool
+    evaluated: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,20 @@ class StudyFacts:
 
     @property
     def absent(self) -> list[SiteFacts]:
-        """The sites that are not in every model that was made."""
-        return [site for site in self.sites if len(site.contributed) < len(self.closed)]
+        """The sites that train and are not in every model that was made."""
+        return [site for site in self.trainers if len(site.contributed) < len(self.closed)]
+
+    @property
+    def trainers(self) -> list[SiteFacts]:
+        return [site for site in self.sites if not site.evaluates]
 
     @classmethod
     def from_report(cls, report: StudyReport) -> "StudyFacts":
         """What the page shows of a report."""
         best, tensors = report.best, len(report.tensors)
-        quorum = f"quorum {report.quorum} of {len(report.sites)} sites"
+        evaluators = sum(site.evaluates for site in report.sites.values())
+        quorum = f"quorum {report.quorum} of {len(report.sites) - evaluators} sites"
+        quorum += f", and {evaluators} that only evaluate{'s' if evaluators == 1 else ''}" if evaluators else ""
         return cls(
             title=report.title or report.id,
             phase=Phase(report.state),
@@ -138,6 +148,8 @@ def _site(name: str, site: SiteReport) -> SiteFacts:
         capped=site.rounds_capped,
         bytes_received=site.bytes_received,
         refused=tuple(refused),
+        evaluates=site.evaluates,
+        evaluated=site.rounds_evaluated,
     )
 
 
@@ -174,7 +186,7 @@ def _answer(study: StudyFacts) -> Answer:
         Phase.STOPPED: f"Stopped after {closed} of {study.rounds} rounds",
     }[study.phase]
     if study.phase == Phase.FINISHED:
-        said += f", {len(study.sites) - len(study.absent)} of {len(study.sites)} sites in every one"
+        said += f", {len(study.trainers) - len(study.absent)} of {len(study.trainers)} sites in every one"
     missing = f"Not in every round: {', '.join(site.name for site in study.absent)}. " if study.absent else ""
     because = f"{study.why}. " if study.why else ""
     tone: Tone = "plain"
@@ -189,7 +201,7 @@ def _answer(study: StudyFacts) -> Answer:
 
 def _claims(study: StudyFacts) -> tuple[Claim, ...]:
     closed, absent = len(study.closed), study.absent
-    present = f"{len(study.sites) - len(absent)} of {len(study.sites)} sites in every model"
+    present = f"{len(study.trainers) - len(absent)} of {len(study.trainers)} sites in every model"
     lacking = "; ".join(f"{site.name} in {len(site.contributed)} of {closed}" for site in absent)
     capped = "; ".join(f"{site.name} in {_rounds_of(site.capped)}" for site in study.sites if site.capped)
     refused = sum(len(site.refused) for site in study.sites)
@@ -242,7 +254,7 @@ def _participation(study: StudyFacts) -> Iterator[Block]:
     closed = len(study.closed)
     rows = tuple(
         (
-            site.name, site.state, f"{len(site.contributed)} of {closed}", _rounds_of(site.left_out) or "never",
+            site.name, site.state, _share(site, closed), _rounds_of(site.left_out) or "never",
             _rounds_of(site.capped) or "never", f"{site.bytes_received:,}", ", ".join(site.refused) or "none",
         )
         for site in study.sites
@@ -255,6 +267,13 @@ def _participation(study: StudyFacts) -> Iterator[Block]:
         yield Paragraph("; ".join(LEGEND) + ".", faint=True)
 
 
+def _share(site: SiteFacts, closed: int) -> str:
+    """In how many models it is; of a site that evaluates, how often it has judged one."""
+    if site.evaluates:
+        return f"evaluates: {len(site.evaluated)} times"
+    return f"{len(site.contributed)} of {closed}"
+
+
 def _mark(site: str, row: AttemptFacts) -> str:
     """What became of a site in an attempt, as one of the marks of ``LEGEND``."""
     if site in row.contributors and row.closing:
@@ -263,6 +282,8 @@ def _mark(site: str, row: AttemptFacts) -> str:
         return "◐" if site in row.capped else "●"
     if site in row.contributors or site in row.left_out:
         return "○"
+    if row.answers.get(site) == "evaluated":
+        return "✓"
     if site in row.answers:
         return "✕" if site in row.refused else "–"
     return "?" if site in row.asked else ""

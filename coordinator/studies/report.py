@@ -27,6 +27,7 @@ from coordinator.studies.history import (
     contributed_rounds,
     is_always_late,
     late_rounds,
+    rounds_answered,
     rounds_naming,
     rounds_of,
     uploads_of,
@@ -46,6 +47,7 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
     """
     state = study.state
     contributed = contributed_rounds(session, study)
+    evaluated = rounds_answered(session, study, Kind.EVALUATED, closing=True)
     made = accounts(session, study)
     left_out = rounds_naming(study.rules.sites, [(number, account.left_out) for number, account in made])
     capped = rounds_naming(study.rules.sites, [(number, account.capped) for number, account in made])
@@ -74,7 +76,9 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
                 state=states[site],
                 code=codes.get(site, ""),
                 ready=site in state.ready,
+                evaluates=site in study.rules.evaluators,
                 rounds_contributed=tuple(contributed[site]),
+                rounds_evaluated=tuple(evaluated[site]),
                 rounds_left_out=tuple(left_out[site]),
                 rounds_capped=tuple(capped[site]),
                 rounds_late=tuple(number for number, missed in late.get(site, {}).items() if missed),
@@ -124,10 +128,13 @@ def full(
 
 
 def incomplete(study: Study, contributed: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
-    """The sites of a finished study that are not in every one of its rounds."""
+    """The sites of a finished study that train and are not in every one of its rounds."""
     if study.state.phase != Phase.FINISHED:
         return ()
-    return tuple(site for site, rounds in contributed.items() if len(rounds) < study.rules.rounds)
+    evaluators = study.rules.evaluators
+    return tuple(
+        site for site, rounds in contributed.items() if len(rounds) < study.rules.rounds and site not in evaluators
+    )
 
 
 def best_rule(study: Study) -> str:
@@ -196,7 +203,7 @@ def _attempt(row: tables.Round, uploads: Mapping[str, tables.Upload], max_weight
 
 def _answer(kind: str, code: str, upload: tables.Upload | None) -> SiteAnswer:
     tensor = upload.tensor if upload else ""
-    if upload is None or kind != Kind.ACCEPTED:
+    if upload is None or kind not in (Kind.ACCEPTED, Kind.EVALUATED):
         return SiteAnswer(answer=kind, code=code, tensor=tensor)
     return AcceptedUpdate(
         answer=kind, code=code, tensor=tensor, attempt=upload.attempt, num_examples=upload.num_examples,
@@ -210,6 +217,6 @@ def _mean_loss(answers: Mapping[str, SiteAnswer], max_weight: float) -> float | 
     reported = [
         (answer.metrics[VAL_LOSS], answer.num_validation)
         for answer in answers.values()
-        if isinstance(answer, AcceptedUpdate) and VAL_LOSS in answer.metrics
+        if isinstance(answer, AcceptedUpdate) and answer.answer == Kind.ACCEPTED and VAL_LOSS in answer.metrics
     ]
     return mean_loss(reported, max_weight)

@@ -104,7 +104,7 @@ class Participation:
 
     def refuse_unfit(self, study: ResolvedStudy) -> None:
         """Raises UsageProblem: a round asks fewer sites than the study needs, or the attack is none for the study."""
-        sites, needed = len(study.study.sites), study.study.needed
+        sites, needed = len(study.study.trainers), study.study.needed
         if self.attack is not None:
             self.attack.refuse_unfit(study)
         if self.asks(sites) < needed:

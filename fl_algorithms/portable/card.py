@@ -4,7 +4,7 @@ The card as JSON is what counts; this says the same. Every text that a stranger 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from wardround.terminal import escaped
 
@@ -67,17 +67,23 @@ def page(
     return "\n\n".join(parts) + "\n"
 
 
-def took_part(rounds: int, contributors: Rounds | None, capped: Rounds, left_out: Rounds) -> list[str]:
+def took_part(
+    rounds: int, contributors: Rounds | None, capped: Rounds, left_out: Rounds, evaluators: Collection[str] = ()
+) -> list[str]:
     """A sentence for each site: in which of the rounds it is, and where it counted for less or not at all.
 
     Args:
         rounds: how many made this model.
         contributors: None where it is not known here.
+        evaluators: the sites that train nothing.
     """
     if contributors is None:
         return ["Which sites contributed to which round is not known here before the study has ended."]
     sentences = []
     for site, all_numbers in sorted(contributors.items()):
+        if site in evaluators:
+            sentences.append(f"{site}: evaluates; nothing was trained there, and nothing of it is in the model")
+            continue
         numbers = [number for number in all_numbers if number <= rounds]
         without = [number for number in range(1, rounds + 1) if number not in numbers]
         text = f"{site}: in {len(numbers)} of {rounds} rounds"

@@ -178,6 +178,7 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
     assert status["sites"]["alpha"] == {
         "state": "waiting", "code": "", "ready": False, "rounds_contributed": [], "rounds_left_out": [],
         "rounds_capped": [], "rounds_late": [], "always_late": False, "expected": None, "expects_to_be_late": False,
+        "evaluates": False, "rounds_evaluated": [],
     }  # fmt: skip
     told = json.loads(commands.run("study", "report", "trial", "--json")[0])
     assert told["rounds_closed"] == []

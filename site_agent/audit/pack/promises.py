@@ -108,9 +108,9 @@ def _by_consent(found: _Study, approved: Mapping[str, Consent]) -> Iterator[Prom
         "broken" if late else "kept",
     )
     known = [(upload, approved[digest]) for upload in uploads if (digest := upload.study_digest or "") in approved]
-    names = {row.name for consent in approved.values() for row in consent.upload}
+    names = {spec.key for consent in approved.values() for spec in consent.upload}
     strange = sorted({
-        row.name for upload, consent in known for row in upload.tensors
+        _key(row) for upload, consent in known for row in upload.tensors
         if (row.bundle, row.name, row.dtype, row.shape)
         not in {(spec.bundle, spec.name, spec.dtype, tuple(spec.shape)) for spec in consent.upload}
     })  # fmt: skip
@@ -142,11 +142,13 @@ def _by_consent(found: _Study, approved: Mapping[str, Consent]) -> Iterator[Prom
         "broken" if odd else "kept",
     )  # fmt: skip
     rounds = sorted({upload.round for upload in uploads if upload.kind != "validate"})
+    validated = sum(upload.kind == "validate" for upload in uploads)
     beyond = [u for u, consent in known if u.round > consent.rounds + (u.kind == "validate")]
     most = max((consent.rounds for consent in approved.values()), default=0)
     yield Promise(
         "So many rounds, and one that only validates", str(most),
-        f"{len(rounds)} rounds left the site" + (f"; {many(len(beyond), 'update')} beyond" if beyond else ""),
+        f"{many(len(rounds), 'round')} trained, and {many(validated, 'validation')}"
+        + (f"; {many(len(beyond), 'update')} beyond" if beyond else ""),
         "broken" if beyond else "kept",
     )  # fmt: skip
     yield _attempts(known)

@@ -94,7 +94,7 @@ def page(card: Card, study: StudyFile) -> str:
     scores = [{"metric": name, "on": card.split, "value": value} for name, value in sorted(card.scores.items())]
     scores.append({"metric": "val_loss", "on": "validation", "value": card.val_loss})
     alone = card.kind == "alone"
-    participation = cards.took_part(card.round, card.contributors, card.capped, card.left_out)
+    participation = cards.took_part(card.round, card.contributors, card.capped, card.left_out, study.study.evaluators)
     return cards.page(
         f"{study.study.title or card.study}: a model of site {card.site}",
         facts,
