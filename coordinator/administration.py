@@ -4,52 +4,39 @@
 """
 
 import re
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from coordinator import authority_commands, backups, creation, requests
+from coordinator import authority_commands, backups, journal, requests
+from coordinator.acts import about, came_to
 from coordinator.answers import (
     Answer,
     InvitationMade,
     Revoked,
     SiteList,
     SiteRow,
-    StudyCreated,
-    StudyFits,
-    StudyList,
-    StudyRenewed,
-    StudyReport,
-    StudyRow,
     StudyStatus,
 )
 from coordinator.context import Context
+from coordinator.journal import Journal
+from coordinator.journal_records import JournalCopied, JournalText
 from coordinator.member_answers import ReceiptsCopied, RolledOver
 from coordinator.requests import Request, request_from
 from coordinator.storage import tables
-from coordinator.studies import fits, report
-from coordinator.studies.lifecycle import Start, Stop
-from coordinator.studies.renewal import renewed
-from coordinator.studies.state import ENDED, Phase
-from coordinator.studies.study import Study, archived_studies
+from coordinator.studies.state import ENDED
+from coordinator.study_commands import StudyCommands
 from coordinator.summaries.commands import Summaries
 from coordinator.updates.ledgers import newest_head
 from coordinator.updates.receipts import copy_of
-from fl_algorithms.study import ResolvedStudy
-from wardround import rpc
-from wardround.errors import BadData, NeedsPerson, Unavailable
-from wardround.records.study import StudyFile
+from wardround.errors import BadData
+from wardround.local import control
+from wardround.local.person import Person, behind, who
 from wardround.signing.dsse import Envelope, fingerprint
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
-MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # an upload's opening has a ledger's lines and metrics beside it
-REST = 20  # times as long as one status took, a follower waits for the next: following costs a twentieth at most
-MAX_REST_S = 1.0
-RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
-Progress = Callable[[Envelope | StudyStatus], None]
+Progress = Callable[[Envelope | StudyStatus | JournalText], None]
 
 
 class Administration:
@@ -71,8 +58,9 @@ class Administration:
         self._engine = context.engine
         self._store = context.store
         self._summaries = Summaries(context.store, context.wall_clock)
+        self._journal = Journal(context.store, context.wall_clock)
         self._after_revoke = after_revoke
-        self._undecided = undecided
+        self.studies = StudyCommands(context, undecided)
 
     def run(self, document: Mapping[str, object], progress: Callable[[object], None]) -> object:
         """Do the command of a control connection; its request, progress and answer as plain JSON.
@@ -82,10 +70,21 @@ class Administration:
             WardroundError: what the command itself raises.
         """
         request = request_from(document)
-        return self.answer(request, lambda item: progress(item.document())).document()
+        by = request.by or who()
+        if (peer := control.peer()) is not None:
+            by = behind(by, *peer)
+        return self.answer(request, lambda item: progress(item.document()), by).document()
 
-    def answer(self, request: Request, progress: Progress) -> Answer:
-        """Do one command."""
+    def answer(self, request: Request, progress: Progress, by: Person) -> Answer:
+        """Do one command that ``by`` gave. One that changes something is in the operator's journal, before it acts."""
+        if (told := about(request)) is None:
+            return self._do(request, progress)
+        with self._journal.act(by, request.command, told) as act:
+            answer = self._do(request, progress)
+            act.result = came_to(answer)
+        return answer
+
+    def _do(self, request: Request, progress: Progress) -> Answer:
         match request:
             case requests.Invite():
                 return self.invite(request.site, request.expires_s)
@@ -106,23 +105,27 @@ class Administration:
             case requests.RollOver():
                 return self.rollover(request.site, request.ledger)
             case requests.CreateStudy():
-                return self.create(request.document, request.initial, request.public_data)
+                return self.studies.create(request.document, request.initial, request.public_data)
             case requests.StartStudy():
-                return self.start(request.study)
+                return self.studies.start(request.study)
             case requests.StopStudy():
-                return self.stop(request.study)
+                return self.studies.stop(request.study)
             case requests.RenewStudy():
-                return self.renew(request.study)
+                return self.studies.renew(request.study)
+            case requests.EditStudy():
+                return self.studies.edit(request)
             case requests.ArchiveStudy():
-                return self.archive(request.study)
+                return self.studies.archive(request.study)
             case requests.ListStudies():
-                return self.list_studies(archived=request.archived)
+                return self.studies.listed(archived=request.archived)
+            case requests.CopyJournal():
+                return self._copy_journal(progress)
             case requests.MakeSnapshot():
                 return backups.snapshot(self._context)
             case requests.ShowStatus():
-                return self.status(request.study)
+                return self.studies.status(request.study)
             case requests.ShowFits():
-                return self.fits(request.study)
+                return self.studies.fits(request.study)
             case requests.CreateSummary():
                 return self._summaries.create(request.document)
             case requests.ListSummaries():
@@ -132,10 +135,25 @@ class Administration:
             case requests.CloseSummary():
                 return self._summaries.close(request.name)
             case requests.ShowReport():
-                return self.report(request.study)
+                return self.studies.report(request.study)
             case requests.FollowStudy():
-                return self.follow(request.study, progress)
+                return self.studies.follow(request.study, progress)
         raise TypeError(f"a request of kind {type(request).__name__}")
+
+    def _copy_journal(self, progress: Progress) -> JournalCopied:
+        """Give every line to ``progress``.
+
+        Raises:
+            BadData: the journal was changed in the database.
+        """
+        context, lines = self._context, list(self._journal.lines())
+        found, head = journal.entries(lines)
+        for line in lines:
+            progress(JournalText(line=line))
+        time = tables.utc_text(context.wall_clock())
+        signed = journal.signed_head(len(found), head, context.config.federation, time, context.receipt_key)
+        key = context.receipt_key.public_key().public_bytes_raw().hex()
+        return JournalCopied(lines=len(found), head=head, signed=signed.document(), receipt_key=key)
 
     # Members.
 
@@ -232,157 +250,6 @@ class Administration:
             known = ", ".join(sorted(session.scalars(sa.select(tables.Site.name)))) or "none yet"
             raise BadData(f"no site `{site[:64]}` has enrolled here", hint=f"sites here: {known}")
         return row
-
-    # Studies.
-
-    def create(self, document: Mapping[str, object], initial: str, public_data: str | None = None) -> StudyCreated:
-        """Offer a resolved study to its sites. See ``creation.create``."""
-        file = ResolvedStudy(StudyFile.from_document(document))
-        self._known(file.study.name)
-        return creation.create(self._context, file, Path(initial), None if public_data is None else Path(public_data))
-
-    def start(self, study: str) -> StudyStatus:
-        """Start a study, or continue a paused one.
-
-        Raises:
-            NeedsPerson: it has ended.
-            DamagedModel: its newest model is damaged.
-        """
-        present = self._study(study)
-        phase = present.state.phase
-        if phase in ENDED:
-            raise NeedsPerson(
-                f"study `{study}` is {phase}: it cannot be started again",
-                hint="change the study file (a new title is enough) and create it as a new revision",
-            )
-        if phase in (Phase.CREATED, Phase.PAUSED):
-            self._context.blobs.whole_model(present.newest, again=True)
-            self._engine.happened(study, Start())
-        return self.status(study)
-
-    def stop(self, study: str) -> StudyStatus:
-        """Stop a study for good. One that has ended stays as it is."""
-        if self._study(study).state.phase not in ENDED:
-            self._engine.happened(study, Stop())
-        return self.status(study)
-
-    def renew(self, study: str) -> StudyRenewed:
-        """Begin a new revision of a study from its newest model that is whole here; the one before is stopped.
-
-        Raises:
-            NeedsPerson: it is finished.
-            DamagedModel: none of its models is whole.
-        """
-        present = self._study(study)
-        if present.state.phase == Phase.FINISHED:
-            raise NeedsPerson(f"study `{study}` is finished: there is nothing to go on with")
-        new = renewed(present, self._context.blobs)
-        self.stop(study)
-        added = creation.add(self._context, new.file, new.manifest)
-        return StudyRenewed(
-            id=study, revision=added.revision, study_digest=added.digest, model=new.model, rounds=added.rules.rounds
-        )
-
-    def archive(self, study: str) -> StudyStatus:
-        """Tell nobody of an ended study any more: no site, and no list. Its models, receipts and report stay.
-
-        Raises:
-            NeedsPerson: it has not ended.
-        """
-        present = self._study(study)
-        if present.state.phase not in ENDED:
-            raise NeedsPerson(
-                f"study `{study}` is {present.state.phase}: only one that has ended can be archived",
-                hint=f"`coordinator study stop {study}` ends it for good",
-            )
-        status = self.status(study)
-        if self._engine.find(study) is not None:
-            self._engine.archive(study)
-        return status
-
-    def list_studies(self, *, archived: bool) -> StudyList:
-        """The studies here, with the archived ones if they are asked for."""
-        rows = [(study, False) for study in self._engine.studies()]
-        if archived:
-            with self._store.read() as session:
-                rows += [(study, True) for study in archived_studies(session, self._context.config.plugins)]
-        return StudyList(
-            studies=tuple(
-                StudyRow(
-                    id=study.name, revision=study.revision, state=study.state.phase.value, round=study.state.models,
-                    rounds=study.rules.rounds, archived=is_archived,
-                )
-                for study, is_archived in sorted(rows, key=lambda row: row[0].name)
-            )
-        )  # fmt: skip
-
-    def status(self, study: str) -> StudyStatus:
-        """How a study stands now."""
-        present = self._study(study)
-        held = self._engine.holding(present)
-        with self._store.read() as session:
-            return report.status(present, session, self._busy(study), held)
-
-    def fits(self, name: str) -> StudyFits:
-        """Whose data fits a study. Raises as ``status``."""
-        study = self._study(name)
-        with self._store.read() as session:
-            return fits.of(session, study)
-
-    def report(self, study: str) -> StudyReport:
-        """All that is known of a study."""
-        present = self._study(study)
-        held = self._engine.holding(present)
-        with self._store.read() as session:
-            return report.full(present, session, self._busy(study), self._context.config.federation, held)
-
-    def follow(self, study: str, progress: Progress) -> StudyStatus:
-        """Give the status now and after changes to ``progress``, until the study has ended or paused.
-
-        Raises:
-            Unavailable: the service goes down before.
-        """
-        self._study(study)
-        changes = self._engine.follow(study)
-        try:
-            while True:
-                began = time.monotonic()
-                status = self.status(study)
-                progress(status)
-                if status.state in (*ENDED, Phase.PAUSED):
-                    return status
-                if not changes.wait(min(MAX_REST_S, REST * (time.monotonic() - began))):
-                    raise Unavailable(
-                        "the service is shutting down; the study goes on when it runs again",
-                        hint=f"then: `coordinator study status {study} --follow`",
-                    )
-        finally:
-            self._engine.unfollow(changes)
-
-    def _study(self, name: str) -> Study:
-        """Raises BadData: there is no such study. NeedsPerson: its record is damaged."""
-        study = self._known(name)
-        if study is None:
-            with self._store.read() as session:
-                study = next(iter(archived_studies(session, self._context.config.plugins, name)), None)
-        if study is None:
-            known = ", ".join(study.name for study in self._engine.studies()) or "none yet"
-            raise BadData(f"there is no study `{name[:64]}` here", hint=f"studies here: {known}")
-        return study
-
-    def _known(self, name: str) -> Study | None:
-        """Raises NeedsPerson: the study's record is damaged."""
-        study = self._engine.find(name)
-        if study is None and (why := self._engine.unreadable().get(name)) is not None:
-            raise NeedsPerson(
-                f"the record of study `{name}` is damaged here: {why}",
-                hint="the other studies go on; restore the state directory from a backup, or give the new study "
-                "another name",
-            )
-        return study
-
-    def _busy(self, study: str) -> frozenset[str]:
-        return frozenset(site for name, site in self._undecided() if name == study)
 
 
 def _utc_or_none(seconds: float | None) -> str | None:

@@ -10,7 +10,6 @@ from pydantic import JsonValue, ValidationError
 
 from wardround.errors import Unavailable
 from wardround.records.schema import Strict
-from wardround.records.summaries.figures import SiteFigures
 
 
 class Answer(Strict):
@@ -102,7 +101,13 @@ class StudyCreated(Answer):
 
 
 class StudyRow(Answer):
-    """A study in the list of studies. ``round``: of its newest model. ``archived``: no site is told of it."""
+    """A study in the list of studies.
+
+    Attributes:
+        round: of its newest model. archived: no site is told of it.
+        sites: how many it lists. approved: how many of these approved this revision and did not withdraw.
+        why: why it paused, "" otherwise.
+    """
 
     id: str
     revision: int
@@ -110,6 +115,10 @@ class StudyRow(Answer):
     round: int
     rounds: int
     archived: bool
+    title: str = ""
+    sites: int = 0
+    approved: int = 0
+    why: str = ""
 
 
 class StudyList(Answer):
@@ -126,6 +135,23 @@ class StudyRenewed(Answer):
     study_digest: str
     model: int
     rounds: int
+
+
+class StudyEdited(StudyRenewed):
+    """A new revision of a study with other settings.
+
+    Attributes:
+        changes: the settings that are others, as ``study.rounds: 20 -> 30``.
+        approve_again: the sites that had approved the revision before. approve_first: the others.
+        gone: the sites that are not in it any more.
+        started: it waits for its sites, for the one before was waiting or running.
+    """
+
+    changes: tuple[str, ...]
+    approve_again: tuple[str, ...]
+    approve_first: tuple[str, ...]
+    gone: tuple[str, ...]
+    started: bool
 
 
 class SnapshotMade(Answer):
@@ -151,11 +177,23 @@ class BestRound(Answer):
     digest: str
 
 
+class SiteFit(Answer):
+    """What a site said of its data: whether it fits, and its rows in the form of the study's counts.
+
+    ``said``: when it was (UTC).
+    """
+
+    fits: bool
+    rows: int
+    said: str
+
+
 class SiteStatus(Answer):
     """A site in a study.
 
     Attributes:
         state: see ``site_states``. ``code``: why it was refused or declined, "" otherwise.
+        ready: it approved this revision, and did not withdraw.
         rounds_contributed: the rounds whose model has its update in it.
         rounds_left_out: the rounds in which its update was accepted, and the model was made without it.
         rounds_capped: the rounds in which its update counted for less than its rows.
@@ -164,6 +202,13 @@ class SiteStatus(Answer):
         always_late: it was late in each of the last three rounds in which it was asked.
         expected: when it expects to have trained the open round (UTC), as it says; None where it has not said.
         expects_to_be_late: that is after the round's deadline.
+        connected: it is connected now.
+        fit: what it last said of its data; None where it said nothing.
+        seconds: from a round's opening to its accepted update, the median of the last rounds; None before the first.
+        slow: it takes more than twice as long as the other sites do.
+        absences: how often it was asked and is not in the model, by the reason: "late", or what it answered and the
+            code, such as "declined DECLINED_DATA_CHANGED".
+        attempts_spent: the round has been asked more often than a site approves, so it declines every further attempt.
     """
 
     state: str
@@ -178,6 +223,12 @@ class SiteStatus(Answer):
     always_late: bool = False
     expected: str | None = None
     expects_to_be_late: bool = False
+    connected: bool = False
+    fit: SiteFit | None = None
+    seconds: float | None = None
+    slow: bool = False
+    absences: Mapping[str, int] = {}
+    attempts_spent: bool = False
 
 
 class StudyStatus(Answer):
@@ -187,6 +238,7 @@ class StudyStatus(Answer):
         why: why it paused, "" otherwise.
         deadline: of the round that is open (UTC).
         incomplete: of a finished study, the sites that are not in every round.
+        attempts_left: how often the present round can still be asked before the sites' consents are spent.
     """
 
     id: str
@@ -204,17 +256,7 @@ class StudyStatus(Answer):
     sites: Mapping[str, SiteStatus]
     incomplete: tuple[str, ...]
     deadline: str | None = None
-
-
-class SiteFit(Answer):
-    """What a site said of its data: whether it fits, and its rows in the form of the study's counts.
-
-    ``said``: when it was (UTC).
-    """
-
-    fits: bool
-    rows: int
-    said: str
+    attempts_left: int = 0
 
 
 class StudyFits(Answer):
@@ -226,74 +268,6 @@ class StudyFits(Answer):
     sites: Mapping[str, SiteFit | None]
 
 
-class SummaryCreated(Answer):
-    """A summary request that its sites are offered. ``new``: False where it was known with exactly this content."""
-
-    name: str
-    digest: str
-    new: bool
-    not_enrolled: tuple[str, ...]
-
-
-class SummaryRow(Answer):
-    """One summary request in the list. ``told``: how many of its ``sites`` have told their figures."""
-
-    name: str
-    title: str
-    open: bool
-    columns: int
-    sites: int
-    told: int
-
-
-class SummaryList(Answer):
-    """Every summary request."""
-
-    requests: tuple[SummaryRow, ...]
-
-
-class PooledColumn(Answer):
-    """What the sites told of one column, together.
-
-    Attributes:
-        words: what its rows are counted by.
-        sites: how many have the column. ``absent``: how many do not. ``below``: how many have too few values to tell.
-    """
-
-    column: str
-    kind: str
-    words: tuple[str, ...]
-    sites: int
-    absent: int
-    below: int
-    values: int
-    missing: int
-    unfit: int
-    mean: str
-    std: str
-    low: str
-    high: str
-    categories: tuple[int, ...]
-    other: int
-
-
-class SiteTold(Answer):
-    """What one site told, and when (UTC)."""
-
-    figures: SiteFigures
-    said: str
-
-
-class SummaryShown(Answer):
-    """A summary request as it was written, each site's figures (None of one that told none), and all together."""
-
-    name: str
-    open: bool
-    request: dict[str, JsonValue]
-    sites: Mapping[str, SiteTold | None]
-    pooled: tuple[PooledColumn, ...]
-
-
 class RefusedUpload(Answer):
     """An upload that was refused, and why. ``tensor`` names the one that is to blame, if one is."""
 
@@ -303,11 +277,32 @@ class RefusedUpload(Answer):
     tensor: str
 
 
+class Absence(Answer):
+    """An attempt at a round in which a site was asked and is not in the model.
+
+    Attributes:
+        why: late, refused, declined, withdrawn or left_out.
+        code, tensor: as of ``RefusedUpload``; "" of one that was late.
+    """
+
+    round: int
+    attempt: int
+    why: str
+    code: str = ""
+    tensor: str = ""
+
+
 class SiteReport(SiteStatus):
-    """A site in a study's report. ``bytes_received``: of the payloads of all its uploads."""
+    """A site in a study's report.
+
+    Attributes:
+        bytes_received: of the payloads of all its uploads.
+        absent: the attempts in which it was asked and is not in the model, in their order.
+    """
 
     bytes_received: int
     refused: tuple[RefusedUpload, ...]
+    absent: tuple[Absence, ...] = ()
 
 
 class SiteAnswer(Answer):
@@ -319,13 +314,17 @@ class SiteAnswer(Answer):
 
 
 class AcceptedUpdate(SiteAnswer):
-    """An accepted update, with the numbers that the site reported."""
+    """An accepted update, with the numbers that the site reported.
+
+    ``seconds``: from the opening of its attempt to the verdict; None of an answer of a program that did not tell it.
+    """
 
     attempt: int
     num_examples: int
     num_validation: int
     metrics: Mapping[str, str]
     update_digest: str
+    seconds: float | None = None
 
 
 class AttemptReport(Answer):

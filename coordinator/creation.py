@@ -43,8 +43,7 @@ def create(context: Context, file: ResolvedStudy, initial: Path, public_data: Pa
             is not installed.
         TryAgain: another command created a study of that name at the same time.
     """
-    admit_allowed(file, context.config.plugins)
-    public_data_sets.prepare(file, context.blobs, public_data)
+    refuse_unready(context, file, public_data)
     with TensorFile(initial) as tensors:
         _refuse_unusable(tensors)
         digest = file.digest(tensors.manifest().digest())
@@ -54,10 +53,24 @@ def create(context: Context, file: ResolvedStudy, initial: Path, public_data: Pa
         if present and present.state.phase in RUNS:
             raise NeedsPerson(
                 f"study `{present.name}` is {present.state.phase}, and this is another revision of it",
-                hint=f"`coordinator study stop {present.name}` first; the sites must approve the new revision",
+                hint=f"`coordinator study edit {present.name} FILE` makes it in one step; the sites must approve it",
             )
         manifest = context.blobs.keep_model(tensors, _label("initial", file))
     return _created(context, add(context, file, manifest), new=True)
+
+
+def refuse_unready(context: Context, file: ResolvedStudy, public_data: Path | None) -> None:
+    """Check that this coordinator may run a study and has what it needs. Raises as ``create``."""
+    admit_allowed(file, context.config.plugins)
+    public_data_sets.prepare(file, context.blobs, public_data)
+
+
+def keep_initial(context: Context, file: ResolvedStudy, initial: Path) -> Manifest:
+    """Make the initial tensors of a new revision durable. Raises as ``create``."""
+    refuse_unready(context, file, None)
+    with TensorFile(initial) as tensors:
+        _refuse_unusable(tensors)
+        return context.blobs.keep_model(tensors, _label("initial", file))
 
 
 def add(context: Context, file: ResolvedStudy, manifest: Manifest) -> Study:

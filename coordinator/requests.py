@@ -5,18 +5,22 @@ no database, no numpy.
 """
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import JsonValue, ValidationError
+from pydantic import BeforeValidator, JsonValue, PlainSerializer, ValidationError
 
 from wardround.errors import UsageProblem
+from wardround.local.person import Person
 from wardround.records.schema import Strict
+
+AskingPerson = Annotated[Person, BeforeValidator(Person.from_document), PlainSerializer(Person.document)]
 
 
 class Request(Strict):
-    """What all requests have in common."""
+    """What all requests have in common. ``by``: the person who asks, as the command knows it."""
 
     command: str
+    by: AskingPerson | None = None
 
     def to_document(self) -> dict[str, JsonValue]:
         """Plain JSON; ``request_from`` reads it."""
@@ -142,6 +146,21 @@ class RenewStudy(StudyRequest):
     command: Literal["renew"] = "renew"
 
 
+class EditStudy(StudyRequest):
+    """Begin a new revision of a study with other settings.
+
+    Attributes:
+        document: the resolved study.
+        initial: path of the initial shared tensors; None to go on from the study's newest model.
+        rounds: it has as many rounds as the document says; else those that are left.
+    """
+
+    command: Literal["edit"] = "edit"
+    document: dict[str, JsonValue]
+    initial: str | None = None
+    rounds: bool = False
+
+
 class ArchiveStudy(StudyRequest):
     """Tell no site of an ended study any more."""
 
@@ -165,6 +184,12 @@ class ShowStatus(StudyRequest):
     """The status of a study now."""
 
     command: Literal["status"] = "status"
+
+
+class CopyJournal(Request):
+    """Copy the operator's journal: a progress item for each line, and last its signed head."""
+
+    command: Literal["journal"] = "journal"
 
 
 class ShowFits(StudyRequest):
@@ -220,8 +245,9 @@ _KINDS: dict[object, type[Request]] = {
     kind.model_fields["command"].default: kind
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
-        CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, ShowStatus, ShowFits, ShowReport,
-        FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CreateSummary, ListSummaries, ShowSummary, CloseSummary,
+        CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, EditStudy, ShowStatus, ShowFits,
+        ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CopyJournal, CreateSummary, ListSummaries,
+        ShowSummary, CloseSummary,
     )
 }  # fmt: skip
 

@@ -84,7 +84,7 @@ def _command(callback: Callable[..., Any], path: str) -> Iterator[str]:
             shown = info.metavar or name.upper()
             arguments.append(shown if needed or shown.startswith("[") else f"[{shown}]")
         elif not info.hidden:
-            options.append(_option(name, kind, info, "*needed*" if needed else _default(parameter.default)))
+            options.append(_option(name, kind, info, _found(info) if needed else _default(parameter.default)))
     yield f"\n### {path}\n\n`{' '.join([path, *arguments])}`\n\n{_text(callback.__doc__)}\n"
     if options:
         yield "\n| option | default | meaning |\n|---|---|---|\n"
@@ -101,6 +101,11 @@ def _option(name: str, kind: Any, info: OptionInfo, default: str) -> str:
     variable = f" (`{info.envvar}`)" if info.envvar else ""
     shown = ", ".join(f"`{one}`" for one in names)
     return f"| {shown}{_cell(value)} | {default} | {_cell(_text(info.help))}{variable} |\n"
+
+
+def _found(info: OptionInfo) -> str:
+    """Of an option without a default value: how one is found, or that it must be given."""
+    return str(info.show_default) if info.default_factory is not None else "*needed*"
 
 
 def _default(value: Any) -> str:

@@ -39,7 +39,9 @@ def ask(
         WardroundError: what the command itself raises.
     """
     from wardround.local import control, directory
+    from wardround.local.person import who
 
+    request = request.model_copy(update={"by": who()})
     socket = state / "control.sock"
     directory.refuse_other(state, "coordinator")  # a site's agent that runs there would answer
     if control.is_listening(socket):

@@ -8,6 +8,7 @@ import typer
 from coordinator.answers import SnapshotMade, StudyRenewed
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import State
+from coordinator.cli.setup import write_journal
 from coordinator.requests import MakeSnapshot, RenewStudy
 from wardround.cli import say
 
@@ -43,6 +44,7 @@ def restore(
 
     directory.refuse_other(state, "coordinator")
     contents = backups.put_back(folder, Place(state))
+    write_journal(Place(state), "restore", {"backup": utc_text(contents.made_s), "files": len(contents.files)})
     say(f"restored what was backed up at {utc_text(contents.made_s)}, {len(contents.files)} files, all whole")
     renewed = [renew_one(state, study) for study in backups.going_on(Place(state))]
     say("sites that were invited or revoked since then: invite or revoke them again")

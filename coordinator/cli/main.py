@@ -1,12 +1,13 @@
 """``coordinator``: the application, with one module for each group of its commands."""
 
-from coordinator.cli import authority, backups, ledgers, members, models, setup, studies, summaries
+from coordinator.cli import authority, backups, doctor, journal, ledgers, members, models, setup, studies, summaries
 from wardround.cli import application, run
 
 app = application("coordinator", "Invite hospitals and run the rounds of their studies.")
 app.command()(setup.init)
 app.command()(setup.upgrade)
 app.command()(setup.serve)
+app.command()(doctor.doctor)
 app.command()(backups.backup)
 app.command()(backups.restore)
 app.command()(members.invite)
@@ -15,6 +16,7 @@ app.command()(members.revoke)
 app.command()(ledgers.receipts)
 app.command()(ledgers.rollover)
 app.add_typer(authority.app, name="authority")
+app.add_typer(journal.app, name="journal")
 app.add_typer(studies.app, name="study")
 app.add_typer(summaries.app, name="summary")
 app.add_typer(models.app, name="models")

@@ -1,6 +1,7 @@
 """``coordinator invite``, ``sites`` and ``revoke``: who may take part."""
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,22 +13,39 @@ from coordinator.cli.printing import print_table
 from coordinator.requests import Invite, ListSites, Revoke
 from wardround.cli import print_json, say
 from wardround.errors import UsageProblem
+from wardround.local.durable import make_folder
 
 _SPAN = re.compile(r"(\d{1,6})(s|m|min|h|d)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def invite(
-    site: Annotated[str, typer.Argument(help="The hospital's name in this federation.")],
+    sites: Annotated[list[str], typer.Argument(metavar="SITE...", help="The hospitals' names in this federation.")],
     state: State,
     expires: Annotated[str, typer.Option(metavar="SPAN", help="How long it can be used: 30m, 24h, 7d.")] = "24h",
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Write each one to FOLDER/SITE.invitation, and print none."),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
-    """Print an invitation for one site, to be used once. It is a secret: send it by a way that you trust."""
-    answer = ask(state, Invite(site=site, expires_s=_seconds(expires)), InvitationMade)
-    if answer.replaces:
-        say(f"Site `{site}` is already enrolled: whoever uses this invitation replaces its identity")
-    say(f"It can be used once, until {answer.expires}; an older unused invitation for `{site}` no longer works")
-    print(answer.invitation, flush=True)
+    """Print an invitation for each site, to be used once. It is a secret: send it by a way that you trust."""
+    from wardround.local import outputs
+
+    seconds = _seconds(expires)
+    if out is not None:
+        outputs.folder(out, force=force, keep=[state])
+    for site in dict.fromkeys(sites):
+        answer = ask(state, Invite(site=site, expires_s=seconds), InvitationMade)
+        if answer.replaces:
+            say(f"Site `{site}` is already enrolled: whoever uses this invitation replaces its identity")
+        say(f"It can be used once, until {answer.expires}; an older unused invitation for `{site}` no longer works")
+        if out is None:
+            print(answer.invitation, flush=True)
+            continue
+        make_folder(out)
+        outputs.write(out / f"{site}.invitation", answer.invitation.encode() + b"\n", force=force, keep=[state])
+        say(f"Written to {out / f'{site}.invitation'}: send it to that hospital alone, then delete it")
 
 
 def sites(state: State, as_json: Json = False) -> None:

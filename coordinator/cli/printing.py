@@ -3,7 +3,10 @@
 import sys
 from collections.abc import Sequence
 
-from coordinator.answers import AttemptReport, SiteFit, SiteStatus, StudyFits, StudyReport, StudyStatus
+from coordinator.answers import AttemptReport, SiteFit, SiteStatus, StudyFits, StudyList, StudyReport, StudyStatus
+from wardround.records.assignment import ATTEMPTS_APPROVED
+
+LATE = "late"
 
 
 def print_progress(status: StudyStatus) -> None:
@@ -23,16 +26,8 @@ def print_status(status: StudyStatus) -> None:
     if status.deadline:
         print(f"the round ends when all have answered, or at {status.deadline}")
     print(f"study {status.study_digest}\nmodel {status.model_digest}")
-    rows = [
-        (
-            name,
-            site.state,
-            _contributed(site, status.rounds),
-            site.code,
-        )
-        for name, site in status.sites.items()
-    ]
-    print_table(("site", "state", "rounds", "code"), rows)
+    heads = ("site", "approved", "data", "state", "rounds", "seconds", "code")
+    print_table(heads, [_site(name, site, status.rounds) for name, site in status.sites.items()])
     for name, site in status.sites.items():
         if site.evaluates and site.rounds_evaluated:
             print(f"has judged the model that a round began with: {name} in {_rounds(site.rounds_evaluated)}")
@@ -47,10 +42,49 @@ def print_status(status: StudyStatus) -> None:
         if site.always_late:
             print(
                 f"always late: {name}, in each of its last rounds; ask its people why, and give rounds more time "
-                "(`round_deadline_s`) or do without it (`quorum`), as a new revision"
+                "(`round_deadline_s`) or do without it (`quorum`): `coordinator study edit`"
             )
+        elif site.slow:
+            print(f"slow: {name}, which takes {site.seconds:.0f} s a round, more than twice as long as the others do")
+        if reasons := {why: count for why, count in site.absences.items() if why != LATE}:
+            print(f"not in the model: {name}: {', '.join(f'{why}, {_times(count)}' for why, count in reasons.items())}")
+    if spent := [name for name, site in status.sites.items() if site.attempts_spent]:
+        print(f"consents spent: {', '.join(spent)} approved {ATTEMPTS_APPROVED} attempts at a round, and decline more")
+        print(f"`coordinator study renew {status.id}` begins a new revision, which each site approves")
     if status.incomplete:
         print(f"not in every round: {', '.join(status.incomplete)}")
+
+
+def _site(name: str, site: SiteStatus, rounds: int) -> tuple[str, ...]:
+    seconds = "" if site.seconds is None else f"{site.seconds:.1f}"
+    approved = "yes" if site.ready else "no"
+    contributed = "evaluates" if site.evaluates else f"{len(site.rounds_contributed)}/{rounds}"
+    return name, approved, _data(site.fit), site.state, contributed, seconds, site.code
+
+
+def _data(fit: SiteFit | None) -> str:
+    if fit is None:
+        return ""
+    return f"fits, {fit.rows}" if fit.fits else "does not fit"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def print_studies(studies: StudyList) -> None:
+    """The list, and why the paused ones are."""
+    rows = [
+        (
+            row.id, str(row.revision), "archived" if row.archived else row.state, f"{row.round}/{row.rounds}",
+            f"{row.approved}/{row.sites}", row.title,
+        )
+        for row in studies.studies
+    ]  # fmt: skip
+    print_table(("study", "revision", "state", "rounds", "approved", "title"), rows)
+    for row in studies.studies:
+        if row.why:
+            print(f"{row.id}: {row.why}")
 
 
 def print_fits(fits: StudyFits) -> None:
@@ -103,10 +137,6 @@ def _attempt(row: AttemptReport) -> tuple[str, ...]:
         " ".join(site for site in row.asked if site not in row.contributors),
         "" if row.seconds is None else f"{row.seconds:.2f}",
     )
-
-
-def _contributed(site: SiteStatus, rounds: int) -> str:
-    return "evaluates" if site.evaluates else f"{len(site.rounds_contributed)}/{rounds}"
 
 
 def _rounds(numbers: Sequence[int]) -> str:

@@ -1,12 +1,16 @@
 """``coordinator init``, ``upgrade`` and ``serve``: the state directory, and the service on it."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.options import State
+from coordinator.journal_records import Known
 from wardround.cli import say
+
+if TYPE_CHECKING:
+    from coordinator.state_directory import State as Place
 
 
 def init(
@@ -18,10 +22,25 @@ def init(
     from coordinator import state_directory
     from wardround.signing.certificates import fingerprint
 
-    authority = state_directory.create(state_directory.State(state), federation, address, time.time())
+    place = state_directory.State(state)
+    authority = state_directory.create(place, federation, address, time.time())
+    write_journal(place, "init", {"federation": federation, "address": address})
     say(f"Certificate authority of `{federation}` written to {state / 'authority'}; only this user can read its key")
     say(f"fingerprint {fingerprint(authority.certificate)}")
     say("next: `coordinator serve`, then `coordinator invite SITE`")
+
+
+def write_journal(place: "Place", act: str, about: dict[str, Known]) -> None:
+    """Write into the operator's journal what this command has done to the state directory itself."""
+    from coordinator.journal import Journal
+    from coordinator.storage.database import Store
+    from wardround.local.person import who
+
+    store = Store(place.database)
+    try:
+        Journal(store, time.time).done(who(), act, about)
+    finally:
+        store.close()
 
 
 def upgrade(state: State) -> None:
@@ -34,6 +53,8 @@ def upgrade(state: State) -> None:
     place.config()
     with StateLock(state, "coordinator upgrade"):
         kept = database.upgrade(place.database)
+        if kept is not None:
+            write_journal(place, "upgrade", {"schema": database.newest_schema()})
     if kept is not None:
         say(f"the database as it was is kept as {kept}")
     say(f"{place.database} is ready for this version")

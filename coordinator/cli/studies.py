@@ -10,9 +10,12 @@ import typer
 from coordinator.answers import StudyCreated, StudyFits, StudyList, StudyReport, StudyStatus
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.backups import renew_one
+from coordinator.cli.edit import edit
 from coordinator.cli.initial import has_torch, make_initial
+from coordinator.cli.metrics import metrics
+from coordinator.cli.new_study import new
 from coordinator.cli.options import Force, Json, State
-from coordinator.cli.printing import print_fits, print_progress, print_report, print_status, print_table
+from coordinator.cli.printing import print_fits, print_progress, print_report, print_status, print_studies
 from coordinator.requests import (
     ArchiveStudy,
     CreateStudy,
@@ -121,14 +124,7 @@ def list_studies(
 ) -> None:
     """List the studies."""
     answer = ask(state, ListStudies(archived=archived), StudyList)
-    if as_json:
-        print_json(answer.document())
-        return
-    rows = [
-        (row.id, str(row.revision), "archived" if row.archived else row.state, f"{row.round}/{row.rounds}")
-        for row in answer.studies
-    ]
-    print_table(("study", "revision", "state", "rounds"), rows)
+    print_json(answer.document()) if as_json else print_studies(answer)
 
 
 @app.command()
@@ -174,6 +170,11 @@ def fit(study: Study, state: State, as_json: Json = False) -> None:
     print_json(fits.document()) if as_json else print_fits(fits)
 
 
+app.command()(metrics)
+app.command()(edit)
+app.command()(new)
+
+
 @app.command()
 def report(
     study: Study,
@@ -190,9 +191,10 @@ def report(
         outputs.file(out, force=force, keep=[state])
     answer = ask(state, ShowReport(study=study), StudyReport)
     if out is not None:
+        from coordinator.studies.metrics import metrics_of
         from coordinator.studies.page import page
 
-        outputs.write(out, page(answer).encode(), force=force, keep=[state], mode=0o644)
+        outputs.write(out, page(answer, metrics_of(answer)).encode(), force=force, keep=[state], mode=0o644)
         say(f"Report written to {out}")
     print_json(answer.document()) if as_json else print_report(answer)
     if answer.incomplete:

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import PooledColumn, SiteTold, SummaryCreated, SummaryList, SummaryShown
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Json, State
 from coordinator.cli.printing import print_table
 from coordinator.requests import CloseSummary, CreateSummary, ListSummaries, ShowSummary
+from coordinator.summary_answers import PooledColumn, SiteTold, SummaryCreated, SummaryList, SummaryShown
 from fl_algorithms.settings.drafting import DraftColumn, plausible, task_text
 from wardround.cli import group, print_json, say
 from wardround.errors import UsageProblem

@@ -204,3 +204,13 @@ class LedgerHead(Base):
     lines: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     head: Mapped[str] = mapped_column(String(64))
     in_receipt: Mapped[bool]
+
+
+class JournalLine(Base):
+    """A line of the operator's journal as canonical JSON, and the head of the chain with it. Never changed."""
+
+    __tablename__ = "journal"
+
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    line: Mapped[str] = mapped_column(Text)
+    head: Mapped[str] = mapped_column(String(64))

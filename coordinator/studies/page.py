@@ -3,16 +3,20 @@
 Participation is told truthfully: a site's round counts as contributed where its update is in that round's model.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
-from coordinator.answers import AttemptReport, SiteReport, StudyReport
+from coordinator.answers import StudyReport
+from coordinator.metric_answers import StudyMetrics
+from coordinator.studies.page_facts import AttemptFacts, SiteFacts, StudyFacts
 from coordinator.studies.state import Outcome, Phase
+from coordinator.studies.study import VAL_LOSS
 from wardround.pages import rendering
 from wardround.pages.blocks import Answer, Block, Claim, Facts, Grid, Heading, Page, Paragraph, Tone
 from wardround.pages.charts import LineChart, line_chart
 
 MOST_COLUMNS = 40  # attempts in the table of marks
+MOST_CHARTS = 12  # of metrics beside the loss
+MOST_ABSENCES = 200  # in the table of them
 LEGEND = (
     "● in the model",
     "◐ in the model, for less than its rows would count",
@@ -25,153 +29,17 @@ LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class SiteFacts:
-    """``contributed``: the rounds whose model has this site's update in it. ``evaluated``: those whose model, as it
-    began, it has judged, where it only ``evaluates``.
+def page(report: StudyReport, metrics: StudyMetrics | None = None) -> str:
+    """The full report as one HTML file: no scripts, nothing fetched, fit for paper.
+
+    ``metrics``: what the sites reported, as ``metrics_of`` takes it from the report; without it only the loss is drawn.
     """
-
-    name: str
-    state: str
-    contributed: tuple[int, ...]
-    left_out: tuple[int, ...]
-    capped: tuple[int, ...]
-    bytes_received: int
-    refused: tuple[str, ...]
-    evaluates: bool
-    evaluated: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class AttemptFacts:
-    """One attempt at a round. ``answers``: what each site that answered did, in words."""
-
-    round: int
-    attempt: int
-    closing: bool
-    outcome: str
-    asked: tuple[str, ...]
-    contributors: tuple[str, ...]
-    answers: Mapping[str, str]
-    refused: tuple[str, ...]
-    shares: Mapping[str, float]
-    capped: tuple[str, ...]
-    left_out: Mapping[str, str]
-    seconds: float | None
-    loss: float | None
-    model: str
-
-    @property
-    def label(self) -> str:
-        number = "closing" if self.closing else str(self.round)
-        return number if self.attempt <= 1 else f"{number}.{self.attempt}"
-
-
-@dataclass(frozen=True)
-class StudyFacts:
-    title: str
-    phase: Phase
-    why: str
-    round: int
-    rounds: int
-    federation: str
-    reported_at: str
-    best: tuple[int, float] | None  # the round and loss of the best global model
-    limits: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
-    digests: tuple[tuple[str, str], ...]
-    sites: tuple[SiteFacts, ...]
-    attempts: tuple[AttemptFacts, ...]
-
-    @property
-    def closed(self) -> list[int]:
-        """The rounds that have a model."""
-        return [row.round for row in self.attempts if row.outcome == Outcome.CLOSED and not row.closing]
-
-    @property
-    def absent(self) -> list[SiteFacts]:
-        """The sites that train and are not in every model that was made."""
-        return [site for site in self.trainers if len(site.contributed) < len(self.closed)]
-
-    @property
-    def trainers(self) -> list[SiteFacts]:
-        return [site for site in self.sites if not site.evaluates]
-
-    @classmethod
-    def from_report(cls, report: StudyReport) -> "StudyFacts":
-        """What the page shows of a report."""
-        best, tensors = report.best, len(report.tensors)
-        evaluators = sum(site.evaluates for site in report.sites.values())
-        quorum = f"quorum {report.quorum} of {len(report.sites) - evaluators} sites"
-        quorum += f", and {evaluators} that only evaluate{'s' if evaluators == 1 else ''}" if evaluators else ""
-        return cls(
-            title=report.title or report.id,
-            phase=Phase(report.state),
-            why=report.why,
-            round=report.round,
-            rounds=report.rounds,
-            federation=report.federation,
-            reported_at=report.told_at,
-            best=(best.round, best.val_loss) if best else None,
-            limits=report.limits,
-            facts=(
-                ("Study", f"{report.id}, revision {report.revision}, federation {report.federation}"),
-                ("Created", report.created),
-                ("Method", f"{report.algorithm} on model {report.model}; {quorum}"),
-                ("Each update", f"{report.bytes_per_update:,} bytes in {tensors} tensors"),
-                ("Best global model", report.best_rule or "none: this method makes no one global model"),
-            ),
-            digests=(
-                ("Study digest", report.study_digest),
-                ("Initial model", report.initial_digest),
-                ("Newest model", report.model_digest),
-            ),
-            sites=tuple(_site(name, site) for name, site in report.sites.items()),
-            attempts=tuple(map(_attempt, report.attempts)),
-        )
-
-
-def page(report: StudyReport) -> str:
-    """The full report as one HTML file: no scripts, nothing fetched, fit for paper."""
-    study = StudyFacts.from_report(report)
-    blocks = (_answer(study), *_head(study), *_losses(study), *_participation(study), *_rounds(study))
+    study = StudyFacts.from_report(report, metrics)
+    blocks = (
+        _answer(study), *_head(study), *_losses(study), *_metrics(study), *_participation(study), *_lateness(study),
+        *_absences(study), *_rounds(study),
+    )  # fmt: skip
     return rendering.html(Page(study.title, f"Study report · federation {study.federation}", blocks))
-
-
-def _site(name: str, site: SiteReport) -> SiteFacts:
-    refused = (f"round {upload.round}: {upload.code} {upload.tensor}".strip() for upload in site.refused)
-    return SiteFacts(
-        name=name,
-        state=f"{site.state} ({site.code})" if site.code else site.state,
-        contributed=tuple(number for number in site.rounds_contributed if number not in site.rounds_left_out),
-        left_out=site.rounds_left_out,
-        capped=site.rounds_capped,
-        bytes_received=site.bytes_received,
-        refused=tuple(refused),
-        evaluates=site.evaluates,
-        evaluated=site.rounds_evaluated,
-    )
-
-
-def _attempt(row: AttemptReport) -> AttemptFacts:
-    return AttemptFacts(
-        round=row.round,
-        attempt=row.attempt,
-        closing=row.closing,
-        outcome=row.outcome,
-        asked=row.asked,
-        contributors=tuple(site for site in row.contributors if site not in row.left_out),
-        answers={
-            site: f"{answer.answer} {answer.code} {answer.tensor}".strip() for site, answer in row.answers.items()
-        },
-        refused=tuple(site for site, answer in row.answers.items() if answer.answer == "refused"),
-        shares=row.shares,
-        capped=row.capped,
-        left_out=row.left_out,
-        seconds=row.seconds,
-        loss=row.val_loss,
-        model=row.model_digest or "",
-    )
 
 
 def _answer(study: StudyFacts) -> Answer:
@@ -215,6 +83,7 @@ def _claims(study: StudyFacts) -> tuple[Claim, ...]:
             "Refused or left out", "open" if refused or left_out else "good",
             f"{refused} refused, {left_out} accepted and left out" if refused or left_out else "none",
         ),
+        Claim("Lateness", "open" if any(site.late for site in study.sites) else "good", _late(study) or "none"),
         Claim(
             "Best global model", "plain",
             f"round {study.best[0]}, validation loss {study.best[1]:.4g}" if study.best else "none",
@@ -245,21 +114,93 @@ def _loss_chart(study: StudyFacts) -> LineChart | None:
     return line_chart(
         "Validation loss by round", sorted(losses.items()), x_label="model after round (0: the initial model)",
         y_label="validation loss, mean over the sites, no unit", note=note, marked=marked,
+        further=_curves(study, VAL_LOSS),
     )  # fmt: skip
+
+
+def _curves(study: StudyFacts, metric: str) -> dict[str, Sequence[tuple[int, float]]]:
+    """Each site's curve of a metric."""
+    known = study.metrics
+    return {site: known.curve(metric, site) for site in known.sites} if known is not None else {}
+
+
+def _metrics(study: StudyFacts) -> Iterator[Block]:
+    """A chart for each metric beside the loss: the mean over the sites, and each site's own line."""
+    if study.metrics is None:
+        return
+    names = [name for name in study.metrics.metrics if name != VAL_LOSS]
+    note = (
+        "Each site's numbers are of its own validation rows, and its line is the broken one. The strong line is the "
+        "mean by these rows, under the study's limit of one site's share."
+    )
+    charts = [
+        line_chart(
+            f"{name} by round", study.metrics.mean_curve(name), x_label="model after round (0: the initial model)",
+            y_label=f"{name}, mean over the sites", note=note, further=_curves(study, name),
+        )
+        for name in names[:MOST_CHARTS]
+    ]  # fmt: skip
+    drawn = [chart for chart in charts if chart is not None]
+    if drawn:
+        yield Heading("What the sites reported of each model")
+        yield from drawn
+    if len(names) > MOST_CHARTS:
+        yield Paragraph(f"The first {MOST_CHARTS} of {len(names)} metrics are drawn here.", faint=True)
+
+
+def _lateness(study: StudyFacts) -> Iterator[Block]:
+    """How long each site takes, and in which rounds it did not answer in time."""
+    if not any(site.late or site.seconds is not None for site in study.sites):
+        return
+    yield Heading("Lateness")
+    rows = tuple(
+        (
+            site.name, "" if site.seconds is None else f"{site.seconds:.1f}", _rounds_of(site.late) or "never",
+            "always late" if site.always_late else "slow" if site.slow else "",
+        )
+        for site in study.sites
+    )  # fmt: skip
+    yield Grid(("site", "seconds a round", "late in", "remark"), rows, numbers=(1,))
+    yield Paragraph(
+        "Seconds: from a round's opening to the site's accepted update, the median of its last rounds. A site is slow "
+        "that takes more than twice as long as the others do, and always late that was so in each of its last three "
+        "rounds.",
+        faint=True,
+    )
+
+
+def _absences(study: StudyFacts) -> Iterator[Block]:
+    """Who was asked and is not in the model, and why, by code."""
+    rows = [
+        (site.name, str(absence.round), str(absence.attempt), absence.why, absence.code, absence.tensor)
+        for site in study.sites
+        for absence in site.absent
+    ]
+    if rows:
+        yield Heading("Asked, and not in the model")
+        columns = ("site", "round", "attempt", "why", "code", "tensor")
+        yield Grid(columns, tuple(rows[-MOST_ABSENCES:]), numbers=(1, 2), codes=(5,))
+    if len(rows) > MOST_ABSENCES:
+        yield Paragraph(f"The last {MOST_ABSENCES} of {len(rows)}; the JSON report has all.", faint=True)
+
+
+def _late(study: StudyFacts) -> str:
+    return "; ".join(f"{site.name} in {_rounds_of(site.late)}" for site in study.sites if site.late)
 
 
 def _participation(study: StudyFacts) -> Iterator[Block]:
     yield Heading("Sites")
-    columns = ("site", "state", "rounds in the model", "left out", "capped", "bytes received", "refused")
+    columns = ("site", "state", "approved", "rounds in the model", "left out", "capped", "bytes received", "refused")
     closed = len(study.closed)
     rows = tuple(
         (
-            site.name, site.state, _share(site, closed), _rounds_of(site.left_out) or "never",
+            site.name, site.state, "attempts spent" if site.spent else "yes" if site.approved else "no",
+            _share(site, closed), _rounds_of(site.left_out) or "never",
             _rounds_of(site.capped) or "never", f"{site.bytes_received:,}", ", ".join(site.refused) or "none",
         )
         for site in study.sites
     )  # fmt: skip
-    yield Grid(columns, rows, numbers=(2, 5))
+    yield Grid(columns, rows, numbers=(3, 6))
     if 0 < len(study.attempts) <= MOST_COLUMNS:
         yield Heading("Who took part in which round", 3)
         marks = tuple((site.name, *(_mark(site.name, row) for row in study.attempts)) for site in study.sites)

@@ -27,10 +27,14 @@ class Renewed:
     model: int
 
 
-def renewed(study: Study, blobs: Blobs) -> Renewed:
+def renewed(study: Study, blobs: Blobs, file: ResolvedStudy | None = None, *, all_rounds: bool = False) -> Renewed:
     """What a new revision of ``study`` is.
 
     Its rounds are those that were left, where the study's other settings allow it; else as many as at first.
+
+    Args:
+        file: the study with other settings, that shares the same tensors; None for the study as it is.
+        all_rounds: as many rounds as ``file`` says.
 
     Raises:
         DamagedModel: not even its first model is whole.
@@ -43,7 +47,9 @@ def renewed(study: Study, blobs: Blobs) -> Renewed:
         for _, data in ViewFile(kept, keys).chunks():
             new.write(data)
         manifest = new.keep()
-    return Renewed(_with_rounds(study.resolved, max(1, study.rules.rounds - number)), manifest, number)
+    new_file = file or study.resolved
+    left = max(1, new_file.study.rounds - number)
+    return Renewed(new_file if all_rounds else _with_rounds(new_file, left), manifest, number)
 
 
 def _newest_whole(study: Study, blobs: Blobs) -> tuple[int, tuple[str, ...], str]:

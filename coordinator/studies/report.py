@@ -6,10 +6,12 @@ A study that finished without some of its sites in some rounds says which.
 import datetime
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from coordinator.answers import (
+    Absence,
     AcceptedUpdate,
     AttemptReport,
     BestRound,
@@ -22,6 +24,7 @@ from coordinator.answers import (
     TensorRow,
 )
 from coordinator.storage import tables
+from coordinator.studies import fits
 from coordinator.studies.history import (
     accounts,
     contributed_rounds,
@@ -32,19 +35,37 @@ from coordinator.studies.history import (
     rounds_of,
     uploads_of,
 )
-from coordinator.studies.state import Kind, Outcome, Phase, site_states
+from coordinator.studies.participation import (
+    absences,
+    attempts_left,
+    attempts_spent,
+    reasons,
+    slow_sites,
+    usual_seconds,
+)
+from coordinator.studies.state import Answer, Kind, Outcome, Phase, site_states
 from coordinator.studies.study import VAL_LOSS, Study
 from fl_algorithms.server.best import mean_loss
 from fl_algorithms.server.limits import Account
 
 
-def status(study: Study, session: Session, busy: frozenset[str], held: frozenset[str] = frozenset()) -> StudyStatus:
-    """How a study stands.
+@dataclass(frozen=True)
+class Sites:
+    """What is known of sites beside the store.
 
-    Args:
-        busy: the sites whose update is here and not yet decided.
-        held: the sites whose update waits for a person there.
+    Attributes:
+        busy: whose update is here and not yet decided.
+        held: whose update waits for a person there.
+        connected: who is connected now.
     """
+
+    busy: frozenset[str] = frozenset()
+    held: frozenset[str] = frozenset()
+    connected: frozenset[str] = frozenset()
+
+
+def status(study: Study, session: Session, now: Sites) -> StudyStatus:
+    """How a study stands."""
     state = study.state
     contributed = contributed_rounds(session, study)
     evaluated = rounds_answered(session, study, Kind.EVALUATED, closing=True)
@@ -53,11 +74,14 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
     capped = rounds_naming(study.rules.sites, [(number, account.capped) for number, account in made])
     current = state.open_round
     expected = {site: at for site, at in current.expected.items() if site in current.unanswered} if current else {}
-    late = late_rounds(rounds_of(session, study))
+    rounds = rounds_of(session, study)
+    late, absent, said = late_rounds(rounds), absences(rounds), fits.of(session, study).sites
+    seconds, spent = usual_seconds(state.took), attempts_spent(state)
+    slow = slow_sites(seconds)
     shown = state.round or state.last
     present = state.round.number if state.round else max(state.models, state.last.number if state.last else 0)
     codes = {site: answer.code for site, answer in shown.answers.items() if answer.code} if shown else {}
-    states = site_states(state, study.rules, busy, held)
+    states = site_states(state, study.rules, now.busy, now.held)
     return StudyStatus(
         id=study.name,
         title=study.resolved.study.title,
@@ -85,11 +109,18 @@ def status(study: Study, session: Session, busy: frozenset[str], held: frozenset
                 always_late=is_always_late(late.get(site, {})),
                 expected=_wall_clock(study, expected.get(site)),
                 expects_to_be_late=expected.get(site, 0.0) > (current.deadline if current else 0.0),
+                connected=site in now.connected,
+                fit=said[site],
+                seconds=round(seconds[site], 1) if site in seconds else None,
+                slow=site in slow,
+                absences=reasons(absent.get(site, [])),
+                attempts_spent=site in spent,
             )
             for site in study.rules.sites
         },
         incomplete=incomplete(study, contributed),
         deadline=_wall_clock(study, current.deadline if current else None),
+        attempts_left=attempts_left(state),
     )
 
 
@@ -100,16 +131,17 @@ def _wall_clock(study: Study, monotonic: float | None) -> str | None:
     return tables.utc_text(study.saved.wall_clock + monotonic - study.saved.monotonic)
 
 
-def full(
-    study: Study, session: Session, busy: frozenset[str], federation: str, held: frozenset[str] = frozenset()
-) -> StudyReport:
-    """All that is known of a study: its status, and every attempt at every round. Arguments as of ``status``."""
+def full(study: Study, session: Session, federation: str, now: Sites) -> StudyReport:
+    """All that is known of a study: its status, and every attempt at every round."""
     uploads = {upload.id: upload for upload in uploads_of(session, study.name, study.revision)}
-    attempts = tuple(_attempt(row, uploads, study.resolved.limits.max_weight) for row in rounds_of(session, study))
-    present = status(study, session, busy, held)
+    rounds = rounds_of(session, study)
+    opened = {(row.number, row.attempt): row.opened_s for row in rounds}
+    attempts = tuple(_attempt(row, study, uploads, opened) for row in rounds)
+    absent = _with_tensors(absences(rounds), uploads.values())
+    present = status(study, session, now)
     return StudyReport(
         **{name: getattr(present, name) for name in StudyStatus.model_fields if name != "sites"},
-        sites={site: _site(row, site, uploads.values()) for site, row in present.sites.items()},
+        sites={site: _site(row, site, uploads.values(), absent.get(site, ())) for site, row in present.sites.items()},
         federation=federation,
         created=tables.utc_text(study.created_s),
         told_at=tables.utc_text(datetime.datetime.now(datetime.UTC).timestamp()),
@@ -155,7 +187,20 @@ def _best(study: Study) -> BestRound | None:
     return BestRound(round=study.best.round, val_loss=study.best.loss, digest=study.best_digest)
 
 
-def _site(present: SiteStatus, site: str, uploads: Collection[tables.Upload]) -> SiteReport:
+def _with_tensors(
+    absent: Mapping[str, Sequence[Absence]], uploads: Collection[tables.Upload]
+) -> dict[str, tuple[Absence, ...]]:
+    """The same, each with the tensor that was to blame."""
+    tensors = {(upload.site, upload.round, upload.attempt): upload.tensor for upload in uploads if upload.tensor}
+    return {
+        site: tuple(row.model_copy(update={"tensor": tensors.get((site, row.round, row.attempt), "")}) for row in rows)
+        for site, rows in absent.items()
+    }
+
+
+def _site(
+    present: SiteStatus, site: str, uploads: Collection[tables.Upload], absent: tuple[Absence, ...]
+) -> SiteReport:
     own = [upload for upload in uploads if upload.site == site]
     return SiteReport(
         **{name: getattr(present, name) for name in SiteStatus.model_fields},
@@ -167,14 +212,17 @@ def _site(present: SiteStatus, site: str, uploads: Collection[tables.Upload]) ->
             for upload in own
             if upload.decision == "refused"
         ),
+        absent=absent,
     )
 
 
-def _attempt(row: tables.Round, uploads: Mapping[str, tables.Upload], max_weight: float) -> AttemptReport:
+def _attempt(
+    row: tables.Round, study: Study, uploads: Mapping[str, tables.Upload], opened: Mapping[tuple[int, int], float]
+) -> AttemptReport:
+    """``opened``: round and attempt -> when it was opened."""
     account = Account.from_document(json.loads(row.account)) if row.account else Account()
     answers = {
-        site: _answer(kind, code, uploads.get(upload_id))
-        for site, (kind, code, upload_id) in json.loads(row.answers or "{}").items()
+        site: _answer(answer, uploads.get(answer.upload), opened) for site, answer in _answers(row, study).items()
     }
     asked = json.loads(row.asked)
     closed = row.closed_s
@@ -192,7 +240,7 @@ def _attempt(row: tables.Round, uploads: Mapping[str, tables.Upload], max_weight
         answers=answers,
         base_digest=row.base,
         model_digest=row.model,
-        val_loss=_mean_loss(answers, max_weight),
+        val_loss=_mean_loss(answers, study.resolved.limits.max_weight),
         norms=account.norms,
         limits=account.limits,
         shares=account.shares,
@@ -201,14 +249,25 @@ def _attempt(row: tables.Round, uploads: Mapping[str, tables.Upload], max_weight
     )
 
 
-def _answer(kind: str, code: str, upload: tables.Upload | None) -> SiteAnswer:
-    tensor = upload.tensor if upload else ""
+def _answers(row: tables.Round, study: Study) -> Mapping[str, Answer]:
+    """What the sites did in an attempt; of the one under way, so far."""
+    present = study.state.round
+    if row.answers is None and present is not None and (present.number, present.attempt) == (row.number, row.attempt):
+        return dict(sorted(present.answers.items()))
+    kept = json.loads(row.answers or "{}")
+    return {site: Answer(Kind(kind), code, upload) for site, (kind, code, upload) in kept.items()}
+
+
+def _answer(answer: Answer, upload: tables.Upload | None, opened: Mapping[tuple[int, int], float]) -> SiteAnswer:
+    kind, tensor = answer.kind, upload.tensor if upload else ""
     if upload is None or kind not in (Kind.ACCEPTED, Kind.EVALUATED):
-        return SiteAnswer(answer=kind, code=code, tensor=tensor)
+        return SiteAnswer(answer=kind, code=answer.code, tensor=tensor)
+    began = opened.get((upload.round, upload.attempt))
     return AcceptedUpdate(
-        answer=kind, code=code, tensor=tensor, attempt=upload.attempt, num_examples=upload.num_examples,
+        answer=kind, code=answer.code, tensor=tensor, attempt=upload.attempt, num_examples=upload.num_examples,
         num_validation=upload.num_validation, metrics=dict(upload.reported_metrics),
         update_digest=upload.manifest_sha256,
+        seconds=None if began is None or upload.decided_s is None else round(max(0.0, upload.decided_s - began), 3),
     )  # fmt: skip
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 
 import sqlalchemy as sa
 
-from coordinator.answers import SiteTold, SummaryCreated, SummaryList, SummaryShown
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from coordinator.summaries import keeping
 from coordinator.summaries.pooling import pooled
+from coordinator.summary_answers import SiteTold, SummaryCreated, SummaryList, SummaryShown
 from wardround.records.summaries.request import SummaryRequest
 
 

@@ -5,8 +5,8 @@ import json
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from coordinator.answers import SummaryRow
 from coordinator.storage import tables
+from coordinator.summary_answers import SummaryRow
 from wardround.errors import BadData, NeedsPerson
 from wardround.records.summaries.figures import SiteFigures
 from wardround.records.summaries.request import MOST_OPEN, SummaryRequest

@@ -7,7 +7,7 @@ what is pooled is about right and no more.
 import math
 from collections.abc import Sequence
 
-from coordinator.answers import PooledColumn
+from coordinator.summary_answers import PooledColumn
 from wardround.records.summaries.figures import ColumnFigures, SiteFigures, decimal
 from wardround.records.summaries.request import SummaryRequest
 

@@ -321,14 +321,23 @@ def algorithm_of(study: ResolvedStudy) -> Algorithm:
     return algorithm
 
 
-def compute_logits(algorithm: Algorithm, networks: Networks, x: Inputs) -> Tensor:
+def compute_logits(
+    algorithm: Algorithm, networks: Networks, x: Inputs, tell: Callable[[int], object] = lambda rows: None
+) -> Tensor:
     """Logits (n, outputs) on the CPU, in evaluation mode, without gradient, in passes of as many rows as fit. The
     networks must be in that mode already, and may be on any device.
+
+    Args:
+        tell: called after each pass, with its number of rows.
     """
     where = device_of(networks)
+    logits = []
     with torch.no_grad():
         each = row_bytes(algorithm.infer, networks, x)
-        return torch.cat([algorithm.infer(networks, part.to(where)).to("cpu") for part in evaluation_parts(x, each)])
+        for part in evaluation_parts(x, each):
+            logits.append(algorithm.infer(networks, part.to(where)).to("cpu"))
+            tell(len(part))
+        return torch.cat(logits)
 
 
 def fit_outputs(context: Context, networks: Networks, validation: Judged) -> dict[str, Any]:

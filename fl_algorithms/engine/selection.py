@@ -18,7 +18,7 @@ here, do.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,9 +81,9 @@ class Together:
             for slot, network in member.networks.items()
         }
 
-    def logits(self, x: Inputs) -> Tensor:
-        """(n, outputs) for ``x`` (n, features)."""
-        return torch.stack([member.logits(x) for member in self.members.values()]).mean(dim=0)
+    def logits(self, x: Inputs, tell: Callable[[int], object] = lambda rows: None) -> Tensor:
+        """(n, outputs) for ``x`` (n, features). ``tell``: as ``compute_logits``, for each of the models."""
+        return torch.stack([member.logits(x, tell) for member in self.members.values()]).mean(dim=0)
 
     def probabilities(self, x: Inputs) -> Tensor:
         """(n, classes) for ``x`` (n, features). For a task of classes."""

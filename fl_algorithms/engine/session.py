@@ -6,7 +6,7 @@ checkpoints, and stores ``export_state`` so that another process can go on with 
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,9 +97,9 @@ class Restored:
         device.place(self.networks)
         restore(all_tensors(self.networks), tensors, "the checkpoint")
 
-    def logits(self, x: Inputs) -> Tensor:
-        """(n, outputs) for ``x`` (n, features)."""
-        return compute_logits(self.algorithm, self.networks, x)
+    def logits(self, x: Inputs, tell: Callable[[int], object] = lambda rows: None) -> Tensor:
+        """(n, outputs) for ``x`` (n, features). ``tell``: as ``compute_logits``."""
+        return compute_logits(self.algorithm, self.networks, x, tell)
 
     def metrics(self, split: Split) -> dict[str, float | None]:
         """The task's, of all rows of ``split``."""

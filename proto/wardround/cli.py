@@ -22,7 +22,8 @@ USAGE, CRASH, INTERRUPTED = UsageProblem.exit_code, 70, 130
 READER_GONE = 141  # as of a program that SIGPIPE ended: what was printed is not the whole answer
 STATELESS = (  # without a --state
     "site-agent policy diff", "site-agent audit relay", "site-agent audit verifier", "site-agent --version",
-    "coordinator study check", "coordinator authority sign", "coordinator authority new-root",
+    "coordinator study check", "coordinator study new", "coordinator journal verify", "coordinator authority sign",
+    "coordinator authority new-root",
 )  # fmt: skip
 _program = ""  # whose command this process is
 # Typer carries its own copy of Click, or uses the installed one, by version; its public BadParameter leads to either.

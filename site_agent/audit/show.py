@@ -117,7 +117,7 @@ def _words(entry: Entry) -> str:
         case HeldEntry() | ReleasedEntry() | RejectedEntry():
             return f"{_about(entry)} {entry.type}{_by_words(entry.by)}"
         case PolicyEntry():
-            return f"{entry.event} {(entry.sha256 or '')[:12]}".rstrip()
+            return f"{entry.event} {(entry.sha256 or '')[:12]}".rstrip() + _by_words(entry.by)
         case IdentityEntry():
             return f"{entry.event or ''} for {_or_unknown(entry.site)}, to {_or_unknown(entry.not_after)}"
         case GenesisEntry():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from site_agent.cli.options import State
 from site_agent.cli.rollover import rollover
 from site_agent.cli.service import kept
 from wardround.cli import group, print_json, say, say_next
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 audit_app = group("What left, and whether the account of it is whole.")
 audit_app.command("rollover")(rollover)
 
-State = Annotated[Path | None, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
 Ledger = Annotated[Path | None, typer.Option("--ledger", metavar="DIR", help="A ledger folder, or a copy of one.")]
 Receipts = Annotated[
     Path | None, typer.Option("--receipts", metavar="FILE", help="From `coordinator receipts SITE --out FILE`.")
@@ -38,7 +38,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")
 
 @audit_app.command("show")
 def show(
-    state: State = None,
+    state: State,
     ledger: Ledger = None,
     study: Annotated[str | None, typer.Option(help="Only this study.")] = None,
     round_: Annotated[int | None, typer.Option("--round", min=0, help="Only this round.")] = None,
@@ -73,7 +73,7 @@ def show(
 
 @audit_app.command("verify")
 def verify(
-    state: State = None,
+    state: State,
     ledger: Ledger = None,
     bundle: Annotated[
         Path | None, typer.Option("--bundle", metavar="FILE", help="What `audit bundle` wrote, every file of it.")
@@ -113,7 +113,7 @@ def verify(
 
 @audit_app.command("reconcile")
 def reconcile(
-    state: State = None,
+    state: State,
     ledger: Ledger = None,
     receipts: Receipts = None,
     bytes_: Annotated[
@@ -160,7 +160,7 @@ def reconcile(
 def export(
     out: Out,
     format_: Annotated[Literal["json", "csv", "ocsf"], typer.Option("--format", help="ocsf: one event a line.")],
-    state: State = None,
+    state: State,
     ledger: Ledger = None,
     study: Annotated[str | None, typer.Option(help="Only this study.")] = None,
     force: Force = False,
@@ -179,7 +179,7 @@ def export(
 
 
 @audit_app.command("report")
-def report(out: Out, state: State = None, receipts: Receipts = None, force: Force = False) -> None:
+def report(out: Out, state: State, receipts: Receipts = None, force: Force = False) -> None:
     """One page to read and print: what left, what never left, how many bytes, receipts, how to check it."""
     from site_agent import audit
     from site_agent.audit.bundle import look
@@ -196,7 +196,7 @@ def report(out: Out, state: State = None, receipts: Receipts = None, force: Forc
 
 
 @audit_app.command("bundle")
-def bundle(out: Out, state: State = None, receipts: Receipts = None, force: Force = False) -> None:
+def bundle(out: Out, state: State, receipts: Receipts = None, force: Force = False) -> None:
     """One signed archive for an auditor: ledgers, consents, policies, receipts, report."""
     from site_agent.audit import VERIFIED
     from site_agent.audit.bundle import make
@@ -253,36 +253,28 @@ def _with(keep: list[Path], given: Path | None) -> list[Path]:
     return keep if given is None else [*keep, given]
 
 
-def _joined_folder(state: Path | None, ledger: Path | None) -> Path:
+def _joined_folder(state: Path, ledger: Path | None) -> Path:
     """The folder of the ledger that is meant. Raises NeedsPerson: --state is no site's, as every command says it."""
     from site_agent.state.directory import SiteState
     from wardround.local import directory
 
-    folder = _folder(state, ledger)
+    folder = state / "ledger" if ledger is None else ledger
     if ledger is None and not (here := SiteState(folder.parent)).joined() and not directory.exists(folder):
         raise here.not_joined()
     return folder
 
 
-def _folder(state: Path | None, ledger: Path | None) -> Path:
-    if ledger is not None:
-        return ledger
-    if state is None:
-        raise UsageProblem("which ledger? neither --state nor --ledger was given", hint="--state DIR, or --ledger DIR")
-    return state / "ledger"
-
-
-def copy_to_judge_by(state: Path | None, ledger: Path | None, receipts: Path | None, ask: bool) -> "Copy | None":
+def copy_to_judge_by(state: Path, ledger: Path | None, receipts: Path | None, ask: bool) -> "Copy | None":
     """The copy of the receipts to judge by: given, asked for now, or, of a site's state, the one kept when it was asked
     last, which shows less: it lies where the ledger lies."""
     from site_agent.audit.verify import Copy, given_copy
     from site_agent.state.directory import SiteState
 
-    if ask and (receipts is not None or ledger is not None or state is None):
+    if ask and (receipts is not None or ledger is not None):
         raise UsageProblem("--ask goes with --state alone", hint="the site's state directory has the key to ask with")
     if receipts is not None:
         return given_copy(receipts)
-    if state is None or ledger is not None:
+    if ledger is not None:
         return None
     if ask:
         _ask(state)

@@ -5,17 +5,19 @@ answer. Where the trainer has a user of its own, only that user can read the mod
 asked, and writes what is asked for as that user. Importing this needs neither torch nor numpy.
 """
 
-import os
-import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
 from site_agent import handoff
 from site_agent.cli import findings
 from site_agent.cli.fit import fit
+from site_agent.cli.listening import absolute, ask_listener, is_open
+from site_agent.cli.naming import data_add, file_option
+from site_agent.cli.options import State
+from site_agent.cli.progress import shown
 from site_agent.cli.summary import summaries, summary
 from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
@@ -28,106 +30,16 @@ from wardround.records import trainer as records
 from wardround.records.schema import check
 from wardround.records.trainer import CHECKPOINT_KINDS
 
-State = Annotated[
-    Path, typer.Option("--state", envvar="WARDROUND_STATE", show_envvar=True, help="Where this site keeps its things.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
 LISTED = {"public_data": "public data set"}  # what `data list` calls a key of data.toml, where not by its name
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there; never data, keys or a ledger.")]
-NETWORK = re.compile(r"[a-z0-9-]{1,40}")
-SHOWN = 5  # different sizes, or the like
 KIND_HELP = f"{', '.join(CHECKPOINT_KINDS[:-1])} or {CHECKPOINT_KINDS[-1]}."
 A = TypeVar("A", bound=records.Answer)
 
 data_app = group("Say what data of this hospital may be trained on.")
 models_app = group("The models that this hospital keeps.")
-
-
-def _file(text: str, metavar: str = "FILE.csv") -> Any:
-    return typer.Option(help=text, metavar=metavar)
-
-
-def _column(text: str) -> Any:
-    return typer.Option(help=text, metavar="COLUMN")
-
-
-@data_app.command("add")
-def data_add(
-    name: Annotated[str, typer.Argument(help="What you will call it.")],
-    state: State,
-    table: Annotated[Path | None, _file("A CSV file with a header.")] = None,
-    test: Annotated[Path | None, _file("Patients held out, for the models' scores: a table as --table.")] = None,
-    images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
-    labels: Annotated[Path | None, _file("What the images show, one row each; beside masks, who it is.")] = None,
-    masks: Annotated[Path | None, _file("A folder with a mask for each image, of its name.", "DIR")] = None,
-    test_images: Annotated[Path | None, _file("Images held out, for the models' scores.", "DIR")] = None,
-    test_labels: Annotated[Path | None, _file("Their labels.")] = None,
-    test_masks: Annotated[Path | None, _file("Their masks.", "DIR")] = None,
-    arrays: Annotated[Path | None, _file("Images, and labels or masks, as arrays of one file.", "FILE.npz")] = None,
-    test_arrays: Annotated[Path | None, _file("Such a file held out, for scores.", "FILE.npz")] = None,
-    files: Annotated[Path | None, _file("What a plug-in's own code reads: a file or a folder.", "PATH")] = None,
-    test_files: Annotated[Path | None, _file("The same held out, for scores.", "PATH")] = None,
-    mapping: Annotated[
-        Path | None, _file("How the table becomes a study's; `data map` drafts one.", "FILE.toml")
-    ] = None,
-    label: Annotated[str, _column("The column of the class; of images, where it is not the study's own.")] = "",
-    image: Annotated[str, _column("The column of the image's name, where it is not the study's own.")] = "",
-    patient: Annotated[str, _column("The column that says who it is, where it is not the study's own.")] = "",
-    network: Annotated[
-        str, typer.Option(metavar="LABEL", help="Train this one of the networks that a study allows.")
-    ] = "",
-    weights: Annotated[
-        Path | None, _file("Weights that the tensors which stay here begin with.", "FILE.safetensors")
-    ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Name other data under the same name.")] = False,
-) -> None:
-    """Name a table or images, after looking at them in an isolated process. Nothing is copied; no path ever leaves."""
-    SiteState(state).require_folder()
-    paths = {
-        "table": table, "test": test, "arrays": arrays, "test_arrays": test_arrays, "images": images, "labels": labels,
-        "masks": masks, "test_images": test_images, "test_labels": test_labels, "test_masks": test_masks,
-        "files": files, "test_files": test_files,
-        "mapping": mapping,
-    }  # fmt: skip
-    named = {key: str(_absolute(path)) for key, path in paths.items() if path is not None}
-    named |= {key: text for key, text in {"label": label, "image": image, "patient": patient}.items() if text}
-    layouts.layout_of(named)
-    if network and not NETWORK.fullmatch(network):
-        raise UsageProblem(f"{network[:80]!r} is not a network's label of 1 to 40 of a-z, 0-9 and -")
-    if weights is not None:
-        named["weights"] = str(_absolute(weights))
-    inspected = handoff.ask(state, records.Inspect(files=check(records.DataFiles, named, "the data")))
-    source = sources.DataSource.model_validate({**named, "network": network, "digest": inspected.digest})
-    sources.add(state, name, source, replace=replace)
-    cli.say(f"Data `{name}`: {_counted(inspected)}")
-    for what, counts in inspected.forms.items():
-        cli.say(f"  {what}: {_commonest(counts)}")
-    if inspected.weights:
-        cli.say(f"Weights: SHA-256 {inspected.weights}; `site-agent data check {name} --study ID` fits them to a study")
-    cli.say(f"Written to {state / 'data.toml'}; digest {inspected.digest[:12]}…")
-    cli.say("next: `site-agent studies`, then `site-agent preview STUDY --data " + name + "`")
-
-
-def _counted(inspected: records.Inspected) -> str:
-    """What an inspection counted, as a person reads it."""
-    if inspected.rows is None:
-        return "files that a plug-in reads; `site-agent data check` says what is in them"
-    what = "images" if inspected.columns is None else "rows"
-    counted = f"{inspected.rows} {what}"
-    if inspected.columns is not None:
-        counted += f", {inspected.columns} columns"
-    if inspected.patients is not None:
-        counted += f" of {inspected.patients} patients"
-    return counted + ("" if inspected.test_rows is None else f", and {inspected.test_rows} {what} held out for scores")
-
-
-def _commonest(counts: dict[str, int]) -> str:
-    """How often each is there; of many, the commonest."""
-    shown = [f"{text} ({count})" for text, count in list(counts.items())[:SHOWN]]
-    rest = sum(list(counts.values())[SHOWN:])
-    return ", ".join([*shown, *([f"{len(counts) - SHOWN} others ({rest})"] if rest else [])])
 
 
 @data_app.command("public-data")
@@ -138,7 +50,7 @@ def data_public_data(
 ) -> None:
     """Say where this site's copy of a study's public data set is: rows of nobody, which the study's digest pins."""
     SiteState(state).require_used()
-    sources.name_public_data(state, name, _absolute(path))
+    sources.name_public_data(state, name, absolute(path))
     cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
     cli.say(f"next: `site-agent data check {name} --study STUDY`")
 
@@ -155,7 +67,7 @@ def data_map(
 
     site_state = SiteState(state)
     site_state.require_used()
-    path = _absolute(path)
+    path = absolute(path)
     named = sources.source(state, name)
     if not path.exists():
         if not study:
@@ -163,7 +75,7 @@ def data_map(
         offer = site_state.offer(study)
         refuse_plugins(offer.plugins, study, site_state.policy)
         request = records.DraftMapping(study=offer.document, site=site_state.site().site, data=name, out=str(path))
-        drafted = handoff.one_shot(state, request) if _may_read(state) else _ask_listener(state, request)
+        drafted = handoff.one_shot(state, request) if _may_read(state) else ask_listener(state, request)
         counted = f"{drafted.columns} columns, {drafted.as_they_are} as they are, {drafted.open} for you to fill in"
         cli.say(f"Drafted {path}: {counted}. It has codes of your table in it: keep it in the hospital")
     files = check(records.DataFiles, {**_files(named), "mapping": str(path)}, "the data")
@@ -226,6 +138,7 @@ def _files(named: sources.DataSource) -> dict[str, str]:
     return {key: text for key, text in named.entry().items() if key in records.DataFiles.model_fields}
 
 
+data_app.command("add")(data_add)
 data_app.command("fit")(fit)
 data_app.command("summaries")(summaries)
 data_app.command("summary")(summary)
@@ -253,7 +166,7 @@ def models_list(study: Study, state: State, as_json: Json = False) -> None:
     from site_agent.trainer.vault import models
 
     request = records.ListCheckpoints(study=study)
-    kept = models.listing(state, study) if _may_read(state) else _ask_listener(state, request)
+    kept = models.listing(state, study) if _may_read(state) else ask_listener(state, request)
     if as_json:
         cli.print_json(kept.to_document())
         return
@@ -274,19 +187,19 @@ def models_export(
 ) -> None:
     """Copy a checkpoint into a folder: weights, card, study, preprocessing, and a program that needs torch alone."""
     _check_kind(kind)
-    out = _absolute(out)
+    out = absolute(out)
     if _may_read(state):
         from site_agent.trainer.vault import models
 
         exported = models.export(state, study, kind, out, force=force)
     else:
         request = records.Export(study=study, checkpoint=kind, out=str(out), force=force)
-        exported = _ask_listener(state, request)
+        exported = ask_listener(state, request)
     program = records.WriteProgram(study=study, checkpoint=kind, out=str(out), onnx=onnx, force=force)
     without: WardroundError | None = None
     files = list(exported.files)
     try:
-        written = handoff.one_shot(state, program) if _may_read(state) else _ask_listener(state, program)
+        written = handoff.one_shot(state, program) if _may_read(state) else ask_listener(state, program)
         files += written.files
     except (BadData, NeedsPerson) as error:  # no text for this network, or no torch here
         without = error
@@ -309,10 +222,13 @@ def predict(
     out: Annotated[
         Path, typer.Option(help="Where to write: a CSV file; for masks a new folder.", metavar="PREDICTIONS.csv|DIR")
     ],
-    table: Annotated[Path | None, _file("Patients, with the study's columns.", "NEW.csv")] = None,
-    images: Annotated[Path | None, _file("A folder of images.", "DIR")] = None,
-    arrays: Annotated[Path | None, _file("Images as the array `images` of a file.", "NEW.npz")] = None,
-    files: Annotated[Path | None, _file("What the study's plug-in reads: a file or a folder.", "PATH")] = None,
+    table: Annotated[Path | None, file_option("Patients, with the study's columns.", "NEW.csv")] = None,
+    images: Annotated[Path | None, file_option("A folder of images.", "DIR")] = None,
+    arrays: Annotated[Path | None, file_option("Images as the array `images` of a file.", "NEW.npz")] = None,
+    files: Annotated[Path | None, file_option("What the study's plug-in reads: a file or a folder.", "PATH")] = None,
+    id_column: Annotated[
+        str, typer.Option("--id", metavar="COLUMN", help="Write this column of the table beside each prediction.")
+    ] = "",
     checkpoint: Annotated[str, typer.Option(metavar="KIND", help=KIND_HELP)] = "selected",
     force: Force = False,
     as_json: Json = False,
@@ -320,7 +236,7 @@ def predict(
     """Predict for new patients with one of this hospital's models, in an isolated process."""
     _check_kind(checkpoint)
     given = {"table": table, "images": images, "arrays": arrays, "files": files}
-    paths = {key: str(_absolute(path)) for key, path in given.items() if path is not None}
+    paths = {key: str(absolute(path)) for key, path in given.items() if path is not None}
     if len(paths) != 1:
         named = " and ".join(map(layouts.option, paths)) or "none"
         raise UsageProblem(f"one of `--table`, `--images`, `--arrays` and `--files` is needed, found {named}")
@@ -328,9 +244,11 @@ def predict(
         outputs.either(out, force=force, keep=sources.protected(state))  # and once more by whoever writes
     request = records.Predict(
         study=study, checkpoint=checkpoint, table=paths.get("table"), images=paths.get("images"),
-        arrays=paths.get("arrays"), files=paths.get("files"), out=str(_absolute(out)), force=force,
+        arrays=paths.get("arrays"), files=paths.get("files"), id=id_column, out=str(absolute(out)), force=force,
     )  # fmt: skip
-    predicted = handoff.one_shot(state, request) if _may_read(state) else _ask_listener(state, request)
+    with shown("predicting") as progress:
+        ask = handoff.one_shot if _may_read(state) else ask_listener
+        predicted = ask(state, request, progress)
     if as_json:
         cli.print_json(predicted.to_document())
         return
@@ -359,29 +277,12 @@ def _print_checkpoints(rows: list[records.Checkpoint]) -> None:
 def _may_read(state: Path) -> bool:
     """Whether this user may read the models. False: they belong to the trainer's user."""
     SiteState(state).require_used()
-    folder = state / "studies"
-    return not folder.exists() or os.access(folder, os.R_OK | os.X_OK)
-
-
-def _ask_listener(state: Path, request: records.Request[A]) -> A:
-    """What the trainer's listener answers. Raises NeedsPerson: it does not run."""
-    trainer = handoff.Trainer(state)
-    if not trainer.available():
-        raise NeedsPerson(
-            f"{state / 'studies'} belongs to the trainer's user, and the trainer does not run",
-            hint="start it: `site-agent run --only trainer`; or give this command as that user",
-        )
-    return trainer.ask(request)
+    return is_open(state)
 
 
 def _check_kind(kind: str) -> None:
     if kind not in CHECKPOINT_KINDS:
         raise UsageProblem(f"there is no checkpoint `{kind[:40]}`", hint=f"there are: {', '.join(CHECKPOINT_KINDS)}")
-
-
-def _absolute(path: Path) -> Path:
-    """From the root on; symbolic links stay, so that a link may be pointed at next month's table."""
-    return Path(os.path.abspath(path))  # noqa: PTH100  Path.resolve would follow links
 
 
 __all__ = ["data_app", "models_app", "predict"]

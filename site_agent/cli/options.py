@@ -5,6 +5,18 @@ from typing import Annotated
 
 import typer
 
-State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="The site's state directory.")]
+from wardround.local.directory import default_state, described_default
+
+State = Annotated[
+    Path,
+    typer.Option(
+        "--state",
+        envvar="WARDROUND_STATE",
+        metavar="DIR",
+        default_factory=lambda: default_state("site-agent"),
+        show_default=described_default("site-agent"),
+        help="The site's state directory.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 StudyId = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name.")]

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from site_agent.cli.merging import merge_into_policy
 from site_agent.cli.options import Json, State, StudyId
+from site_agent.cli.policy_edits import apply, edit, put_policy
 from site_agent.cli.service import joined, kept, offered
 from wardround.cli import group, print_json, say, say_next
 from wardround.errors import BadData, NotPermitted, UsageProblem
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
 policy_app = group("What may leave this hospital: a file that a person writes. Nothing else may.")
 
 
+policy_app.command()(edit)
+policy_app.command()(apply)
+
+
 @policy_app.command()
 def draft(
     study: StudyId,
@@ -32,30 +38,41 @@ def draft(
         Path | None, typer.Option(metavar="FILE", help="Write to this file instead of the policy in force.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE. A policy in force is never replaced.")] = False,
+    merge: Annotated[
+        bool,
+        typer.Option(
+            "--merge", help="The policy in force and what the study asks beyond it: show the difference, and ask."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Write a draft that allows what the study asks, each tensor by its name, for you to read and edit."""
+    """Write a draft that allows what the study asks, each tensor by its name, for you to read and edit.
+
+    With --merge, widen the policy in force by what the study asks, after showing you what changes.
+    """
     from site_agent.gateway.policy import policy
     from site_agent.gateway.policy import text as policy_text
     from wardround.local import outputs
-    from wardround.local.durable import write_file
 
     here, site = joined(state)
     target = out or here.policy
     if out is not None:
         outputs.file(out, force=force, keep=kept(state))
-    request = _request(here, site, study)
+    request = study_request(here, site, study)
+    if merge:
+        merge_into_policy(here, request, out, force=force, as_json=json)
+        return
     if out is None and target.exists():
         raise UsageProblem(
             f"{target} exists, and a draft never replaces a policy",
-            hint=f"`site-agent policy draft {study} --out FILE`, then `site-agent policy diff {quoted(target)} FILE`",
+            hint=f"`site-agent policy draft {study} --merge` shows what the study asks beyond it, and asks you",
         )
     text = policy_text.draft(request, site.site)
     policy.parse(text.encode(), target)
     if out is not None:
         outputs.write(out, text.encode(), force=force, keep=kept(state), mode=0o640)
     else:
-        write_file(target, text.encode(), mode=0o640, replace=False)
+        put_policy(here, text.encode(), b"")
     if json:
         print_json({"study": study, "file": str(target)})
         return
@@ -113,12 +130,19 @@ def show_policy(
     here, _ = joined(state)
     policies = [(line.ts, line.entry) for line in audit.lines(here.ledger) if isinstance(line.entry, PolicyEntry)]
     if not digest:
-        rows = [{"since": time, "event": policy.event, "sha256": policy.sha256 or ""} for time, policy in policies]
+        rows = [
+            {
+                "since": time, "event": policy.event, "sha256": policy.sha256 or "",
+                "by": policy.by.words() if policy.by is not None else "",
+            }
+            for time, policy in policies
+        ]  # fmt: skip
         if json:
             print_json({"policies": rows})
             return
         for row in rows:
-            print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}")
+            by = f" by {row['by']}" if row["by"] else ""
+            print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}{by}")
         say_next("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
         return
     digests = {policy.sha256 for _, policy in policies if policy.sha256 and policy.sha256.startswith(digest)}
@@ -146,7 +170,7 @@ def explain(study: StudyId, state: State, json: Json = False) -> None:
     from site_agent.gateway.policy import decisions, policy
 
     here, site = joined(state)
-    request = _request(here, site, study)
+    request = study_request(here, site, study)
     in_force = policy.load(here.policy, study)
     made = decisions.decide(in_force, request)
     size = sum(spec.bytes for spec in request.tensors)
@@ -192,10 +216,10 @@ def diff(
         print("the two say the same")
 
 
-def _request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
+def study_request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
     """What the study asks: as it was approved, or as this site's trainer describes it."""
     from site_agent import handoff
-    from site_agent.gateway.consent.approvals import study_request
+    from site_agent.gateway.consent import approvals
     from wardround.records.trainer import Describe
     from wardround.signing.certificates import Name
 
@@ -210,7 +234,7 @@ def _request(here: "SiteState", site: "Site", study: str) -> "StudyRequest":
     else:
         described = handoff.ask(here.root, Describe(study=offer.document, site=site.site))
         exposure, personalized = described.exposure, described.personalized
-    return study_request(offer, Name(site.federation, "coordinator").uri, records, exposure, personalized)
+    return approvals.study_request(offer, Name(site.federation, "coordinator").uri, records, exposure, personalized)
 
 
 def _may_run(here: "SiteState", offer: "Offer") -> bool:

@@ -1,13 +1,12 @@
 """``site-agent audit rollover``: a new ledger that cites the old one."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from site_agent.cli.options import State
 from wardround.cli import print_json
 
-State = Annotated[Path, typer.Option(envvar="WARDROUND_STATE", help="Where this site keeps its things.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 

@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from site_agent.gateway.consent.rows import StudyRow
     from site_agent.gateway.status import DisputedUpload, SiteStatus
 
-MEASURES = {  # of the trainer's isolation, by the names of `site_agent.trainer.isolation.kernel`
-    "no_namespace": "a network namespace of its own (this system forbids it)",
-    "no_system_call_filter": "the filter of system calls: it can reach into this user's processes and terminals",
-    "reads_processes": "Landlock: it can read this user's other processes, where they do not hide their memory",
-    "abstract_sockets": "Landlock from version 6: abstract Unix sockets of this machine are within its reach",
-    "signals": "Landlock from version 6: it can send signals to this user's other processes",
-    "shared_session": "a session of its own: it shares one with whoever started it",
-}
-
 
 def studies(
     state: State,
@@ -97,6 +88,8 @@ def _print_studies(rows: "Sequence[StudyRow]") -> None:
 def _print_status(shown: "SiteStatus") -> None:
     from rich.text import Text
 
+    from site_agent.doctor.trainer import words
+
     console = _console()
     print(f"Site `{shown.site}` of federation `{shown.federation}`")
     reached = "connected" if shown.connected else ("not connected, trying" if shown.running else "not running")
@@ -116,7 +109,7 @@ def _print_status(shown: "SiteStatus") -> None:
     isolation = f"Trainer's isolation: {shown.isolation}"
     console.print(Text(isolation, style="bold red" if shown.isolation == "none" else ""))
     for measure in shown.isolation_missing:
-        print(f"  not in force: {MEASURES.get(measure, 'a measure that this version does not know')}")
+        print(f"  not in force: {words(measure)}")
     print(f"Trains on: {shown.device}")
     console.print(f"Gateway runs as {shown.users.gateway}, trainer as {shown.users.trainer}", markup=False)
     if shown.users.root:

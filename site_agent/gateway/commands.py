@@ -57,8 +57,8 @@ class CommandHandler:
         self._site = site
         self._ledger = ledger
         self._session = session
-        self._policy = PolicyEnforcement.of(state, site, ledger)
-        self.summaries = Summaries(state, ledger, session, self._policy)
+        self.policy = PolicyEnforcement.of(state, site, ledger)
+        self.summaries = Summaries(state, ledger, session, self.policy)
         self._log = RateLimitedLog(log)
         self._lock = threading.RLock()
 
@@ -162,7 +162,7 @@ class CommandHandler:
         before = consent.account if consent is not None else self._state.preview(offer.study)
         what = "approved" if consent is not None else "shown"
         records = consent.validation_rows if consent is not None else None
-        request = approvals.study_request(offer, self._policy.coordinator, records, described.exposure)
+        request = approvals.study_request(offer, self.policy.coordinator, records, described.exposure)
         try:
             lines = text.lines(load(self._state.policy), request)
         except NeedsPerson:
@@ -188,7 +188,7 @@ class CommandHandler:
         offer = self._state.offer(study)
         if offer.state in ENDED:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to approve")
-        policy = self._policy.policy(study)
+        policy = self.policy.policy(study)
         before = self._state.consent(study)
         described = self._describe(offer, data)
         approvals.refuse_other_tensors(offer, described)
@@ -209,7 +209,7 @@ class CommandHandler:
         if checked.weights is not None:
             narrate(begins_with(checked.weights))
         consent = approvals.grant(offer, described, trained_on, checked, person, shown.shown())
-        request = approvals.study_request(offer, self._policy.coordinator, consent.validation_rows, consent.exposure)
+        request = approvals.study_request(offer, self.policy.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(decide(policy, request), study, self._state.policy)
         with self._lock:
             if (now := self._state.offer(study)).digest != offer.digest:
@@ -248,7 +248,7 @@ class CommandHandler:
         offer = self._state.offer(study)
         if offer.state in ENDED:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to look at")
-        self._policy.refuse_fit(study, form_of(offer).counts)
+        self.policy.refuse_fit(study, form_of(offer).counts)
         refuse_plugins(offer.plugins, study, self._state.policy)
         fit = fit_of(
             offer, handoff.ask(self._state.root, Examine(study=offer.document, site=self._site.site, data=data))
@@ -273,7 +273,7 @@ class CommandHandler:
         manifest, tensors = measure(own, consent) if journal.update else (Manifest(()), [])
         return Waiting(
             study=study, revision=journal.revision, round=journal.round,
-            update=egress.update_digest(journal, self._policy.coordinator, manifest.digest()),
+            update=egress.update_digest(journal, self.policy.coordinator, manifest.digest()),
             tensors=tuple(tensors),
             payload_bytes=manifest.bytes, metrics=journal.metrics, num_examples=journal.num_examples,
             num_validation=journal.num_validation,
@@ -290,7 +290,7 @@ class CommandHandler:
         """
         with self._lock:
             _, journal = self._held(study, round_)
-            if update != egress.update_digest(journal, self._policy.coordinator):
+            if update != egress.update_digest(journal, self.policy.coordinator):
                 raise UsageProblem(
                     f"another update of round {round_} of `{study}` waits than the one that was shown",
                     hint=f"look again: `site-agent release {study} --round {round_}`",
@@ -305,7 +305,7 @@ class CommandHandler:
     def is_decided(self, study: str) -> bool:
         """Whether a person has released or rejected the update that waits."""
         journal = self._state.journal(study)
-        update = egress.update_digest(journal, self._policy.coordinator)
+        update = egress.update_digest(journal, self.policy.coordinator)
         return bool(self._ledger.release_decision(study, journal.revision, journal.round, update))
 
     def _held(self, study: str, round_: int) -> tuple[Consent, Journal]:
@@ -320,7 +320,7 @@ class CommandHandler:
                 f"round {round_} of `{study}` does not wait for a person; round {journal.round} does",
                 hint=f"`site-agent release {study} --round {journal.round}`",
             )
-        update = egress.update_digest(journal, self._policy.coordinator)
+        update = egress.update_digest(journal, self.policy.coordinator)
         decision = self._ledger.release_decision(study, journal.revision, round_, update)
         if decision:
             raise UsageProblem(f"round {round_} of `{study}` was already {decision}")

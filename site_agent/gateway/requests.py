@@ -12,6 +12,7 @@ summary   ShownSummary     the figures that would leave for one of them
 tell      Told             let exactly what was shown leave
 waiting   Waiting          the update that waits for a person
 decide    Decided          release or reject it
+policy    PolicyPut        put another policy in force
 leave     Left             end the membership
 """
 
@@ -90,6 +91,13 @@ class Withdrawn(Answer):
     """``reported``: whether the coordinator was told already."""
 
     reported: bool
+
+
+@dataclass(frozen=True)
+class PolicyPut(Answer):
+    """The digest of the policy in force."""
+
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -343,6 +351,16 @@ class Decide(Request[Decided]):
 
 
 @dataclass(frozen=True)
+class PutPolicy(Request[PolicyPut]):
+    """``text`` is the policy; ``before`` the digest of the one that the person saw, "" for none."""
+
+    command = "policy"
+    text: str
+    before: str
+    by: KnownPerson
+
+
+@dataclass(frozen=True)
 class Leave(Request[Left]):
     """Every study is withdrawn first."""
 
@@ -352,7 +370,7 @@ class Leave(Request[Left]):
 
 AnyRequest = (
     Status | Refresh | FetchReceipts | GetPreview | Approve | Withdraw | SendFit | ListSummaries | GetSummary
-    | TellSummary | GetWaiting | Decide | Leave
+    | TellSummary | GetWaiting | Decide | PutPolicy | Leave
 )  # fmt: skip
 REQUESTS: dict[str, type[AnyRequest]] = {kind.command: kind for kind in get_args(AnyRequest)}
 

@@ -8,6 +8,7 @@ from typing import Any
 from site_agent.gateway import requests
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.preview import Preview
+from site_agent.gateway.consent.recorded import person_entry
 from site_agent.gateway.trainer_process import TrainerProcess
 from site_agent.state import formats
 from site_agent.state.directory import SiteState
@@ -114,6 +115,8 @@ class RequestDispatcher:
                 return handler.waiting(study, round_)
             case requests.Decide(study, round_, decision, update, by):
                 return requests.Decided(agent.decide(study, round_, decision, update, _person(by)))
+            case requests.PutPolicy(text, before, by):
+                return requests.PolicyPut(handler.policy.put(text.encode(), before, person_entry(_person(by))))
             case requests.Leave(by):
                 return requests.Left(tuple(agent.leave(_person(by))))
 

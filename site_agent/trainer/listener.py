@@ -54,11 +54,18 @@ class Job:
 
 
 def listen_forever(
-    state: Path, hardware: Hardware = Hardware(), ready: Callable[[], None] = lambda: print("ready", flush=True)
+    state: Path,
+    hardware: Hardware = Hardware(),
+    ready: Callable[[], None] = lambda: print("ready", flush=True),
+    *,
+    idle_s: int = 0,
 ) -> None:
     """Listen at ``state/staging/trainer.sock`` until SIGTERM or SIGINT, then end the worker and return.
 
     Runs in the main thread.
+
+    Args:
+        idle_s: as of ``Listener``.
 
     Raises:
         UsageProblem: the device is not there, or cannot be used by an isolated process.
@@ -71,7 +78,10 @@ def listen_forever(
     durable.make_folder(state / "staging", STAGING_MODE)
     owner = "site-agent run --only trainer"
     with set_by_signals(Latch()) as stop:
-        with StateLock(state / "studies", owner, patience_s=LEAVING_S), Listener(state, stop, hardware) as listener:
+        with (
+            StateLock(state / "studies", owner, patience_s=LEAVING_S),
+            Listener(state, stop, hardware, idle_s) as listener,
+        ):
             users = frozenset({os.geteuid(), 0, state.stat().st_uid})
             server = control.ControlServer(
                 trainer_socket(state), listener.answer, fatal=listener.end, users=users, mode=SOCKET_MODE
@@ -86,10 +96,17 @@ def listen_forever(
 
 
 class Listener:
-    """Passes requests on. ``stop`` is set when the disk fails, and ``failed`` says how."""
+    """Passes requests on. ``stop`` is set when the disk fails, and ``failed`` says how.
 
-    def __init__(self, state: Path, stop: Latch, hardware: Hardware = Hardware()) -> None:
+    Args:
+        idle_s: the worker is ended when nobody asked it anything for so long, and the next request starts another; 0:
+            it stays.
+    """
+
+    def __init__(self, state: Path, stop: Latch, hardware: Hardware = Hardware(), idle_s: int = 0) -> None:
         self._state = state
+        self._idle_s = idle_s
+        self._rest: threading.Timer | None = None
         self._stop = stop
         self._options = hardware.options
         self.failed: StorageFailed | None = None
@@ -156,6 +173,7 @@ class Listener:
             if not alone:
                 job = Job(request, Future())
                 self._jobs.append(job)
+                self._end_rest()
                 self._thread.submit(self._work, job, progress)
         if alone:
             return ask_alone(self._state, request, progress)
@@ -185,6 +203,31 @@ class Listener:
         with self._lock:
             self._current = None
             self._jobs.remove(job)
+            if self._idle_s and not self._jobs and not self._closing:
+                self._rest = threading.Timer(self._idle_s, self._rested)
+                self._rest.daemon = True
+                self._rest.start()
+
+    def _end_rest(self) -> None:
+        """With the lock held: there is something to do."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _rested(self) -> None:
+        with self._lock:
+            if not self._closing:
+                self._thread.submit(self._let_go)  # which made the worker
+
+    def _let_go(self) -> None:
+        """End a worker that nobody has asked anything since."""
+        with self._lock:
+            worker = self._worker if not self._jobs and self._rest is not None else None
+            if worker is None:
+                return
+            self._rest = self._worker = None
+        worker.close()
+        log.info("the trainer's worker (process %d) was idle for %d s and was ended", worker.pid, self._idle_s)
 
     def _ask_worker(self, job: Job, progress: OnProgress) -> Answer:
         if self._worker is None or not self._worker.alive():
@@ -218,6 +261,7 @@ class Listener:
     def __exit__(self, *exception: object) -> None:
         with self._lock:
             self._closing = True
+            self._end_rest()
             for job in self._jobs:
                 job.answer.cancel()
         self._end_worker()

@@ -69,7 +69,7 @@ class Requests:
         match request:
             case records.Inspect():
                 with _installed("reading images needs it"):
-                    return inspection.inspect(request.files)
+                    return inspection.inspect(request.files, _throttled(progress))
             case records.HashFiles():
                 return changes.hash_files(self._state, request.data)
             case records.GetDevice():
@@ -92,7 +92,7 @@ class Requests:
                 self._rounds.finish(request)
                 return records.Done()
             case records.Predict():
-                return self._rounds.predict(request)
+                return self._rounds.predict(request, _throttled(progress))
             case records.WriteProgram():
                 return self._rounds.write_program(request)
             case records.GetStatus() | records.Abort():

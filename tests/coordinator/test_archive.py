@@ -71,6 +71,7 @@ def test_only_an_ended_study_is_archived_and_its_report_and_models_stay(place: P
     assert place.ask("archive", study="trial")["state"] == "finished"
     assert place.ask("archive", study="trial")["state"] == "finished"
     place.restart()
+    before["sites"]["alpha"]["connected"] = False
     assert place.status() == before
     assert place.ask("report", study="trial")["rounds_closed"]
     assert place.coordinator.context.blobs.model(before["model_digest"]).exists()

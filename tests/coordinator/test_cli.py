@@ -107,6 +107,19 @@ def test_init_writes_keys_that_only_this_user_reads_and_names_the_next_step(tmp_
     assert commands.state.stat().st_mode & 0o777 == 0o700
 
 
+def test_several_sites_are_invited_at_once_and_each_invitation_is_a_file_of_its_own(commands: Commands) -> None:
+    out, _ = commands.run("invite", "alpha", "bravo", "alpha")
+    assert [Invitation.decode(line).site for line in out.split()] == ["alpha", "bravo"]
+    folder = commands.folder / "invitations"
+    out, said = commands.run("invite", "alpha", "bravo", "--out", folder)
+    assert out == ""
+    assert f"Written to {folder / 'alpha.invitation'}: send it to that hospital alone, then delete it" in said
+    for site in ("alpha", "bravo"):
+        path = folder / f"{site}.invitation"
+        assert Invitation.decode(path.read_text()).site == site
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_init_again_changes_nothing(commands: Commands) -> None:
     before = (commands.state / "authority" / "key.pem").read_bytes()
     _, said = commands.run("init", "--federation", "north", "--address", commands.address, code=78)
@@ -178,6 +191,7 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
     assert status["sites"]["alpha"] == {
         "state": "waiting", "code": "", "ready": False, "rounds_contributed": [], "rounds_left_out": [],
         "rounds_capped": [], "rounds_late": [], "always_late": False, "expected": None, "expects_to_be_late": False,
+        "connected": False, "fit": None, "seconds": None, "slow": False, "absences": {}, "attempts_spent": False,
         "evaluates": False, "rounds_evaluated": [],
     }  # fmt: skip
     told = json.loads(commands.run("study", "report", "trial", "--json")[0])
@@ -409,7 +423,7 @@ def edit(path: Path, statement: str) -> None:
         ),
         pytest.param(
             lambda path: edit(path, "DELETE FROM alembic_version"),
-            "has schema none, this program needs 0004",
+            "has schema none, this program needs 0005",
             "`coordinator upgrade --state",
             id="older",
         ),
@@ -466,7 +480,10 @@ def test_a_backup_is_restored_and_each_study_that_went_on_has_a_new_revision(com
     )
     assert "trial" not in commands.run("study", "list")[0]
     (row,) = json.loads(commands.run("study", "list", "--archived", "--json")[0])["studies"]
-    assert row == {"id": "trial", "revision": 3, "state": "stopped", "round": 0, "rounds": 2, "archived": True}
+    assert row == {
+        "id": "trial", "revision": 3, "state": "stopped", "round": 0, "rounds": 2, "archived": True, "title": "",
+        "sites": 2, "approved": 0, "why": "",
+    }  # fmt: skip
 
 
 def test_upgrade_brings_an_older_database_to_this_version(commands: Commands) -> None:

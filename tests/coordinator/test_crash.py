@@ -139,8 +139,10 @@ def interrupted_at_one_step_after_the_other(
     context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
     commands = Administration(context)
     invitations = [commands.invite(site, 3600).invitation for site in SITES]
-    study = commands.create(study_document(sites=list(SITES), rounds=ROUNDS), str(tmp_path / "initial.safetensors"))
-    commands.start("trial")
+    study = commands.studies.create(
+        study_document(sites=list(SITES), rounds=ROUNDS), str(tmp_path / "initial.safetensors")
+    )
+    commands.studies.start("trial")
     context.close()
 
     with serve(state.root, where, 0, half) as process:
@@ -164,7 +166,7 @@ def interrupted_at_one_step_after_the_other(
     assert kills >= 3
 
     context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
-    status = Administration(context).status("trial").document()
+    status = Administration(context).studies.status("trial").document()
     assert status["state"] == "finished"
     assert {site: row["rounds_contributed"] for site, row in status["sites"].items()} == {
         site: list(range(1, ROUNDS + 1)) for site in SITES

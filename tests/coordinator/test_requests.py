@@ -7,8 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator import answers, member_answers, requests
-from coordinator.answers import Answer, AttemptReport, BestRound, SiteList, StudyReport, StudyStatus
+from coordinator import answers, member_answers, requests, summary_answers
+from coordinator.answers import (
+    AcceptedUpdate,
+    Answer,
+    AttemptReport,
+    BestRound,
+    SiteList,
+    SiteReport,
+    SiteStatus,
+    StudyReport,
+    StudyStatus,
+)
+from coordinator.journal_records import JournalCopied, JournalText
+from coordinator.metric_answers import ModelMeans, ReportedNumbers, StudyMetrics
 from coordinator.requests import Request, request_from
 from wardround.errors import Unavailable, UsageProblem
 from wardround.records.summaries.figures import ColumnFigures, SiteFigures
@@ -29,6 +41,11 @@ st.register_type_strategy(
         shares=BY_SITE,
     ),
 )  # fmt: skip
+st.register_type_strategy(AcceptedUpdate, st.builds(AcceptedUpdate, seconds=st.none() | FINITE))
+st.register_type_strategy(SiteStatus, st.builds(SiteStatus, seconds=st.none() | FINITE))
+st.register_type_strategy(SiteReport, st.builds(SiteReport, seconds=st.none() | FINITE))
+st.register_type_strategy(ModelMeans, st.builds(ModelMeans, metrics=BY_SITE))
+st.register_type_strategy(ReportedNumbers, st.builds(ReportedNumbers, seconds=st.none() | FINITE))
 st.register_type_strategy(StudyReport, st.builds(StudyReport, study=DOCUMENTS))
 st.register_type_strategy(requests.CreateSummary, st.builds(requests.CreateSummary, document=DOCUMENTS))
 MULTIPLES = st.integers(0, 2**40).map(lambda number: 10 * number)
@@ -41,29 +58,33 @@ FIGURES = st.builds(
     SiteFigures, request=st.just("icu"), digest=st.just("ab" * 32), min_count=st.just(10), digits=st.integers(1, 4),
     rows=MULTIPLES, columns=st.lists(COLUMNS, max_size=2).map(tuple),
 )  # fmt: skip
-TOLD = st.builds(answers.SiteTold, figures=FIGURES)
+TOLD = st.builds(summary_answers.SiteTold, figures=FIGURES)
 st.register_type_strategy(
-    answers.SummaryShown,
-    st.builds(answers.SummaryShown, request=DOCUMENTS, sites=st.dictionaries(st.text(), st.none() | TOLD, max_size=2)),
+    summary_answers.SummaryShown,
+    st.builds(
+        summary_answers.SummaryShown, request=DOCUMENTS, sites=st.dictionaries(st.text(), st.none() | TOLD, max_size=2)
+    ),
 )
+st.register_type_strategy(requests.EditStudy, st.builds(requests.EditStudy, document=DOCUMENTS))
 st.register_type_strategy(requests.CreateStudy, st.builds(requests.CreateStudy, document=DOCUMENTS))
 
 OF_A_STUDY = (
     requests.StartStudy, requests.StopStudy, requests.ShowStatus, requests.ShowFits, requests.ShowReport,
-    requests.FollowStudy, requests.RenewStudy, requests.ArchiveStudy,
+    requests.FollowStudy, requests.RenewStudy, requests.ArchiveStudy, requests.EditStudy,
 )  # fmt: skip
 REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
-    requests.CreateStudy, requests.ListStudies, requests.MakeSnapshot, requests.ShowAuthority, requests.LeaveRoot,
+    requests.CreateStudy, requests.ListStudies, requests.ShowAuthority, requests.LeaveRoot,
     requests.RequestIntermediate, requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
-    requests.CreateSummary, requests.ListSummaries, requests.ShowSummary, requests.CloseSummary,
+    requests.MakeSnapshot, requests.CopyJournal, requests.CreateSummary, requests.ListSummaries, requests.ShowSummary,
+    requests.CloseSummary,
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, member_answers.ReceiptsCopied, member_answers.RolledOver,
-    answers.StudyCreated,
+    answers.StudyCreated, answers.StudyEdited, JournalCopied, JournalText, StudyMetrics,
     StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
     member_answers.AuthorityStatus, member_answers.IntermediateRequested,
-    answers.SummaryCreated, answers.SummaryList, answers.SummaryShown,
+    summary_answers.SummaryCreated, summary_answers.SummaryList, summary_answers.SummaryShown,
 )  # fmt: skip
 
 

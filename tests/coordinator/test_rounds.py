@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator import administration
+from coordinator import study_commands
 from coordinator.answers import StudyReport
 from coordinator.models import export
 from coordinator.studies import page as studies_page
@@ -184,6 +184,8 @@ def test_a_decline_is_an_answer_and_its_code_is_told(place: Place) -> None:
         "state": "declined", "code": "DECLINED_DATA_CHANGED", "ready": True, "rounds_contributed": [],
         "rounds_left_out": [], "rounds_capped": [], "rounds_late": [], "always_late": False, "expected": None,
         "expects_to_be_late": False, "evaluates": False, "rounds_evaluated": [],
+        "connected": True, "fit": None, "seconds": None, "slow": False, "absences": {},
+        "attempts_spent": False,
     }  # fmt: skip
     for site in (bravo, charlie):
         site.answer(site.next_assignment())
@@ -382,11 +384,11 @@ def test_sites_are_told_in_one_word(place: Place) -> None:
 
 def test_following_a_study_costs_less_than_the_study(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A status was made and sent for each answer of each site: more than half of the rounds that it watched."""
-    monkeypatch.setattr(administration, "REST", 1e9)
-    monkeypatch.setattr(administration, "MAX_REST_S", 0.5)
+    monkeypatch.setattr(study_commands, "REST", 1e9)
+    monkeypatch.setattr(study_commands, "MAX_REST_S", 0.5)
     sites = place.begin(rounds=1)
     told: list[str] = []
-    administered = place.coordinator.administration
+    administered = place.coordinator.administration.studies
     follower = threading.Thread(target=lambda: administered.follow("trial", lambda status: told.append(status.state)))
     follower.start()
     wait_until(lambda: told, "it follows", 20)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.answers import SummaryList, SummaryShown
 from coordinator.cli.main import app
 from coordinator.summaries.pooling import pooled
+from coordinator.summary_answers import SummaryList, SummaryShown
 from fl_algorithms.resolving import resolve
 from tests.coordinator.conftest import Place, refused
 from tests.coordinator.fake_site import FakeSite

@@ -41,6 +41,7 @@ class FakeTrainer:
 
     def __init__(self, state: Path) -> None:
         self.state = state
+        self.uid = 1234
         self.specs = SHARED
         self.described: tuple[TensorSpec, ...] = SHARED
         self.comes: tuple[TensorSpec, ...] | None = None  # None: what is described as leaving
@@ -57,6 +58,7 @@ class FakeTrainer:
         self.digest = "ab" * 32
         self.seen = "a5" * 32
         self.missing: list[str] = []
+        self.unreadable: list[WardroundError] = []  # what the next looks at data end with
         self.misfits: list[dict[str, Any]] = []  # what of the data does not fit
         self.summary: dict[str, Any] = {}  # what it makes of the table for a summary request
         self.before_check: Callable[[], object] = lambda: None
@@ -117,6 +119,14 @@ class FakeTrainer:
             "model": "mlp", "parameters": 4224, "weights": self.weights,
         }  # fmt: skip
 
+    def _inspect(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.unreadable:
+            raise self.unreadable.pop(0)
+        return {
+            "digest": self.digest, "rows": 100, "test_rows": None, "columns": 3, "patients": None, "forms": {},
+            "weights": "",
+        }  # fmt: skip
+
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
         self.before_check()
         return {
@@ -173,7 +183,7 @@ class FakeTrainer:
 
     def _status(self, request: dict[str, Any]) -> dict[str, Any]:
         in_force = {"isolation": "network-namespace", "missing": []}
-        return {**in_force, "user": "trainer", "uid": 1234, "worker": None, "device": "cpu"}
+        return {**in_force, "user": "trainer", "uid": self.uid, "worker": None, "device": "cpu"}
 
     def _abort(self, request: dict[str, Any]) -> dict[str, Any]:
         self.aborted.set()

@@ -198,7 +198,7 @@ def test_the_trainers_user_writes_the_draft_where_only_it_may_read(
         return handoff.one_shot(state, request)
 
     monkeypatch.setattr(data, "_may_read", lambda _: False)
-    monkeypatch.setattr(data, "_ask_listener", listener)
+    monkeypatch.setattr(data, "ask_listener", listener)
     give(hospital, "data", "map", "patients", mapping(hospital), "--study", NAME)
     assert asked == ["draft_mapping"]
     assert os.path.exists(mapping(hospital))  # noqa: PTH110

@@ -1,5 +1,6 @@
 """``data``, ``models`` and ``predict`` as a person gives them."""
 
+import io
 import json
 import os
 import runpy
@@ -12,12 +13,13 @@ import typer
 from typer.testing import CliRunner, Result
 
 from site_agent import handoff
-from site_agent.cli import data
+from site_agent.cli import data, progress
 from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
+from site_agent.trainer.rounds.predictions import ids_in
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.records.trainer import GetStatus, Predict, Predicted
+from wardround.records.trainer import GetStatus, Predict, Predicted, Progress
 from wardround.tensors.manifests import Manifest
 
 app = typer.Typer()
@@ -210,6 +212,51 @@ def test_predictions_are_written_by_an_isolated_child(hospital: Hospital, tmp_pa
     assert out.stat().st_mode & 0o777 == 0o600
 
 
+def test_predictions_carry_a_column_of_the_table_that_says_who_it_is(hospital: Hospital, tmp_path: Path) -> None:
+    trained(hospital)
+    rows = hospital.test.read_text().splitlines()
+    table, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    table.write_text(
+        "\n".join(["study_id," + rows[0], *(f"=P{number}," + row for number, row in enumerate(rows[1:], 1))])
+    )
+    options = ["--checkpoint", "latest", "--table", table, "--out", out]
+    give(hospital, "predict", NAME, *options, "--id", "study_id")
+    first, second, *_ = out.read_text().splitlines()
+    assert first == "line,study_id,predicted,probability_no,probability_yes"
+    assert second.startswith("2,'=P1,")  # no formula for a spreadsheet
+    with pytest.raises(BadData, match="nobody"):
+        give(hospital, "predict", NAME, *options, "--id", "nobody", "--force")
+
+
+def test_an_image_has_its_name_and_no_id(tmp_path: Path) -> None:
+    with pytest.raises(UsageProblem, match="`--id` names a column of a table; a prediction for an image"):
+        ids_in(tmp_path, "patient", is_table=False)
+    assert ids_in(tmp_path, "", is_table=False) is None
+
+
+def test_what_takes_long_says_how_far_it_is(hospital: Hospital, tmp_path: Path) -> None:
+    trained(hospital)
+    steps: list[tuple[int, int]] = []
+    request = Predict(study=NAME, checkpoint="latest", table=str(hospital.test), out=str(tmp_path / "out.csv"))
+    handoff.one_shot(hospital.state, request, lambda progress: steps.append((progress.step, progress.steps)))
+    assert steps[-1] == (20, 20)
+
+
+def test_progress_is_one_line_on_a_terminal_and_few_elsewhere() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal, log, clock = Terminal(), io.StringIO(), iter([0.0, 1.0, 11.0, 11.0])
+    with progress.shown("predicting", terminal) as tell:
+        tell(Progress(step=1500, steps=2000))
+    assert terminal.getvalue() == "\rpredicting: 1,500 of 2,000\x1b[K\r\x1b[K"
+    with progress.shown("predicting", log, lambda: next(clock)) as tell:
+        tell(Progress(step=1, steps=3))  # after a second: too soon
+        tell(Progress(step=2, steps=3))
+    assert log.getvalue() == "predicting: 2 of 3\n"
+
+
 def test_checkpoint_of_another_name_is_refused(hospital: Hospital, tmp_path: Path) -> None:
     with pytest.raises(UsageProblem, match="there is no checkpoint `best`") as refused:
         give(hospital, "predict", NAME, "--checkpoint", "best", "--table", hospital.test, "--out", tmp_path / "o")
@@ -253,6 +300,8 @@ def test_models_of_the_trainers_user_are_asked_of_its_listener(
 
     asked: list[Any] = []
     monkeypatch.setattr(handoff.Trainer, "available", lambda _: True)
-    monkeypatch.setattr(handoff.Trainer, "ask", lambda _, request: asked.append(request) or Predicted(rows=1, out="o"))
+    monkeypatch.setattr(
+        handoff.Trainer, "ask", lambda _, request, progress: asked.append(request) or Predicted(rows=1, out="o")
+    )
     give(hospital, "predict", NAME, "--checkpoint", "latest", "--table", hospital.test, "--out", "/srv/o", "--json")
     assert asked == [Predict(study=NAME, checkpoint="latest", table=str(hospital.test), out="/srv/o")]

@@ -1,15 +1,21 @@
 """The commands of a person who decides what may leave: policy, release, reject, leave, ledger rollover."""
 
+import hashlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
+from site_agent.cli.merging import merge_into_policy, proposal, show_proposal, write_proposal
+from site_agent.cli.policy import study_request
 from site_agent.cli.rollover import rollover
+from site_agent.state.directory import SiteState
 from tests.site_agent.site_world import STUDY
 from tests.site_agent.test_cli import Shell
+from wardround.errors import NeedsPerson
 
 
 @pytest.fixture
@@ -66,7 +72,7 @@ def test_a_draft_never_replaces_a_policy(shell: Shell, tmp_path: Path) -> None:
     before = (shell.state / "policy.toml").read_bytes()
     said = shell.run("policy", "draft", STUDY, code=64).stderr
     assert "policy.toml exists, and a draft never replaces a policy" in said
-    assert "--out FILE`, then `site-agent policy diff " in said
+    assert "hint: `site-agent policy draft hearts --merge` shows what the study asks beyond it, and asks you" in said
     assert (shell.state / "policy.toml").read_bytes() == before
     shell.run("policy", "draft", STUDY, "--out", str(tmp_path / "new.toml"))
     assert (tmp_path / "new.toml").read_bytes() == before
@@ -164,3 +170,38 @@ def test_a_rollover_prints_the_id_that_the_operator_confirms(shell: Shell, capsy
     )
     assert "Uploads are refused (LEDGER_FORK) until the coordinator's operator confirms the new one" in said
     assert said.splitlines()[-1].endswith(f"`coordinator rollover SITE --ledger {genesis['ledger_id']}`")
+
+
+def test_merge_shows_what_changes_and_writes_it_only_when_a_person_says_so(
+    shell: Shell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shell.run("policy", "draft", STUDY)
+    policy = shell.state / "policy.toml"
+    edit(policy, 'studies = ["hearts"]', 'studies = ["lungs"]  # signed by the board')
+    before = policy.read_bytes()
+    done = shell.run("policy", "draft", STUDY, "--merge", code=64)
+    assert "* study.studies: now hearts" in done.stdout
+    assert "error: nothing was changed: there is no terminal to ask at" in done.stderr
+    assert shell.json("policy", "draft", STUDY, "--merge")["denied"] == []
+    assert policy.read_bytes() == before
+
+    here = SiteState(shell.state)
+    request = study_request(here, here.site(), STUDY)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda *words, **options: True)
+    merge_into_policy(here, request, None, force=False, as_json=False)
+    said = capsys.readouterr().out
+    digest = hashlib.sha256(before).hexdigest()
+    assert f"Written to {policy}; the text before is kept: `site-agent policy show {digest[:12]}`" in said
+    assert "# signed by the board" in policy.read_text()
+    assert shell.run("policy", "show", digest).stdout == before.decode()
+    merge_into_policy(here, request, None, force=False, as_json=False)
+    assert "the policy in force has all that a merge may add for study `hearts`" in capsys.readouterr().out
+    proposed = proposal(here, request)
+    edit(policy, "deny = []", 'deny = [{ match = "*bias" }]')
+    with pytest.raises(NeedsPerson, match="is not the policy any more that was to be changed; nothing was changed"):
+        write_proposal(here, proposed)
+    show_proposal(replace(proposal(here, request), changes=["x: now y"], commented=False), STUDY)
+    shown = capsys.readouterr()
+    assert "still DENIED, until you write it yourself: shared.bias: tensors.deny 1: '*bias'" in shown.out
+    assert "it is written anew, without your comments" in shown.err

@@ -21,6 +21,7 @@ from site_agent.handoff import Trainer
 from site_agent.trainer import listener as listeners
 from site_agent.trainer.listener import Listener
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study
+from tools.world import wait_until
 from wardround.errors import BadData, TryAgain, Unavailable
 from wardround.local import control, sockets
 from wardround.local.durable import StorageFailed
@@ -37,6 +38,7 @@ from wardround.records.trainer import (
     Inspect,
     ListCheckpoints,
     Progress,
+    Status,
     Train,
     request_from,
 )
@@ -136,6 +138,58 @@ def test_worker_starts_with_the_first_request_that_needs_it_and_stays(hospital: 
         assert trainer.ask(GetStatus()).worker == first
     assert ended(first)
     assert not Trainer(hospital.state).available()
+
+
+class QuickWorker:
+    """A worker without a process."""
+
+    made = 0
+    isolation, missing = "seccomp", ()
+
+    def __init__(self, state: Path, *, warm: bool, options: object = ()) -> None:
+        type(self).made += warm
+        self.pid = 1000 + type(self).made
+        self.closed = threading.Event()
+
+    def __enter__(self) -> "QuickWorker":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def alive(self) -> bool:
+        return not self.closed.is_set()
+
+    def ask(self, request: AnyRequest, progress: object) -> Done:
+        return Done()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    end = close
+
+
+def test_a_worker_that_had_nothing_to_do_is_ended_and_the_next_request_has_another(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty sites on one machine held 8 GiB for idle workers."""
+    monkeypatch.setattr(listeners, "Worker", QuickWorker)
+    describe = Describe(study=hospital.document, site="north")
+
+    def worker(listener: Listener) -> int | None:
+        status = listener.answer_request(GetStatus(), lambda _: None)
+        assert isinstance(status, Status)
+        return status.worker
+
+    with Listener(hospital.state, threading.Event(), idle_s=1) as listener:
+        for number in (1, 2):
+            listener.answer_request(describe, lambda _: None)
+            assert worker(listener) == 1000 + number
+            listener.answer_request(describe, lambda _: None)
+            wait_until(lambda: worker(listener) is None, "the listener has let it go", WAIT_S)
+    with Listener(hospital.state, threading.Event()) as listener:
+        listener.answer_request(describe, lambda _: None)
+        assert worker(listener) == 1003  # without the option it stays
 
 
 def test_abort_ends_a_round_at_once_and_another_can_begin(hospital: Hospital) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from site_agent.cli import status
-from site_agent.cli.status import MEASURES
+from site_agent.doctor.trainer import MEASURES
 from site_agent.gateway.status import SiteStatus, Users
 from site_agent.trainer.isolation import kernel, seccomp
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from site_agent.state import person
-from site_agent.state.person import Account, Person
+from wardround.local import person
+from wardround.local.person import Account, Person
 from wardround.records.ledger import base
 
 ROOT = Account(pwd.getpwuid(0).pw_name, 0)

@@ -41,6 +41,8 @@ WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else i
     "coordinator authority new-root": (FILE, ["--root", "STUDY", "--passphrase", "STUDY"]),
     "coordinator authority request": (FILE, ["--state", "COORDINATOR"]),
     "coordinator authority sign": (FILE, ["--root", "STUDY", "--passphrase", "STUDY", "--request", "STUDY"]),
+    "coordinator invite": (FOLDER, ["north", "--state", "COORDINATOR"]),
+    "coordinator journal export": (FILE, ["--state", "COORDINATOR"]),
     "coordinator receipts": (FILE, ["north", "--state", "COORDINATOR"]),
     "coordinator study report": (FILE, [NAME, "--state", "COORDINATOR"]),
     "fl-lab init": (FILE, ["STUDY"]),
@@ -227,3 +229,20 @@ def test_a_folder_goes_on_where_it_was_begun(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotPermitted, match="lies in it"):
         outputs.folder(tmp_path / "data" / "x", force=True, keep=[tmp_path / "data"])
+
+
+def test_a_folder_that_this_user_may_not_enter_is_no_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user writes what is asked for: it ended with 70. As root every folder can be entered."""
+    real = Path.stat
+
+    def stat(path: Path, **options: Any) -> Any:
+        if tmp_path / "home" in path.parents:
+            raise PermissionError(13, "Permission denied")
+        return real(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    out = tmp_path / "home" / "predictions.csv"
+    for place in (outputs.file, outputs.folder, outputs.either):
+        with pytest.raises(NotPermitted, match="who writes it, may not enter the folder of ") as refused:
+            place(out, force=False)
+        assert "it is the trainer's user who writes" in refused.value.hint

@@ -9,6 +9,7 @@ import pytest
 from coordinator import state_directory as places
 from site_agent.state.directory import Site, SiteState
 from tests.wardround.test_outputs import all_commands, run
+from wardround.local import directory
 
 ARGUMENTS = {
     "site-agent approve": ["s", "--data", "d"],
@@ -49,7 +50,12 @@ ARGUMENTS = {
     **{f"coordinator summary {one}": ["s"] for one in ("show", "close", "draft")},
     "coordinator summary create": ["TABLE"],
 }
-MAKES = ("site-agent join", "coordinator init", "coordinator restore")  # what a missing or an empty folder is right for
+MAKES = (
+    "site-agent join",
+    "site-agent setup",
+    "coordinator init",
+    "coordinator restore",
+)  # what a missing or an empty folder is right for
 NEEDS_NO_MEMBER = ("site-agent data add", "site-agent data list", "site-agent policy check")  # an empty folder will do
 WITH_STATE = [
     words
@@ -112,3 +118,31 @@ def test_the_trainer_alone_says_it_too(
     words = ["run", "--only", "trainer", "--state", str(state)]
     code, said = run("site-agent run", words, capsys, monkeypatch)
     assert code == 78, said
+
+
+def test_without_a_state_each_program_has_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "SYSTEM", tmp_path / "system")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    for program, role in (("site-agent", "site"), ("coordinator", "coordinator")):
+        assert directory.default_state(program) == tmp_path / "home" / ".local" / "state" / "wardround" / role
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    assert directory.default_state("site-agent") == tmp_path / "elsewhere" / "wardround" / "site"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # which the specification says to leave alone
+    assert directory.default_state("site-agent").is_relative_to(tmp_path / "home")
+    (tmp_path / "system" / "site").mkdir(parents=True)
+    assert directory.default_state("site-agent") == tmp_path / "system" / "site"
+    assert directory.default_state("coordinator").is_relative_to(tmp_path / "home")
+
+
+@pytest.mark.parametrize("command", ["site-agent status", "coordinator sites"])
+def test_a_command_without_a_state_looks_there(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory, "SYSTEM", tmp_path)
+    monkeypatch.delenv("WARDROUND_STATE", raising=False)
+    place = tmp_path / directory.ROLES[command.split()[0]]
+    place.mkdir()
+    code, said = run(command, command.split()[1:], capsys, monkeypatch)
+    assert code == 78
+    assert str(place) in said

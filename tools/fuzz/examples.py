@@ -249,12 +249,12 @@ class CoordinatorWorld:
             self.pems = {site: self._join(site) for site in SITES}
             self.unused = self.invite("bravo")
             document = study_document()
-            self.administration.create(document, str(self.initial))
+            self.administration.studies.create(document, str(self.initial))
             study = self.study
             for site in SITES:
                 ready = pb.DeclareRequest(study=STUDY, revision=1, digest=bytes.fromhex(study.digest), status=pb.READY)
                 self.call("Declare", [ready.SerializeToString()], site)
-            self.administration.start(STUDY)
+            self.administration.studies.start(STUDY)
             self.administration.run({"command": "summary_create", "document": summary_request().document()}, print)
         self._database = sqlite3.connect(self.state.database, isolation_level=None)
         self._database.execute("PRAGMA wal_autocheckpoint=0")  # whoever else writes the main file ends the coordinator

@@ -3,7 +3,7 @@
 A set comes from one .npz file or from a folder with a table of labels. What fits into the study's cache stays decoded.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,16 @@ class ImageSet:
         return len(self.pixels)
 
 
-def source_digest(source: Source) -> str:
+def source_digest(source: Source, tell: Callable[[int, int], object] = lambda done, of: None) -> str:
     """What a site's approval pins (hex), from the files as they are now.
+
+    Args:
+        tell: called after each file of a folder, with how many were read, and of how many in that folder.
 
     Raises:
         BadData: one cannot be read.
     """
-    return digest_of({role: _digest_of_path(path) for role, path in source.paths.items()}, source)
+    return digest_of({role: _digest_of_path(path, tell) for role, path in source.paths.items()}, source)
 
 
 def digest_of(digests: Mapping[str, Digests], source: Source) -> str:
@@ -196,10 +199,14 @@ def _texts(path: Path, name: str, array: Array) -> tuple[str, ...]:
     return tuple(str(int(value)) if array.dtype.kind != "U" else str(value).strip() for value in array)
 
 
-def _digest_of_path(path: Path) -> Digests:
-    if path.is_dir():
-        return [[name, sha256(read_bytes(file))] for name, file in files_in(path).items()]
-    return sha256(read_bytes(path))
+def _digest_of_path(path: Path, tell: Callable[[int, int], object]) -> Digests:
+    if not path.is_dir():
+        return sha256(read_bytes(path))
+    digests, files = [], files_in(path)
+    for name, file in files.items():
+        digests.append([name, sha256(read_bytes(file))])
+        tell(len(digests), len(files))
+    return digests
 
 
 def _own_label(settings: Any) -> str:

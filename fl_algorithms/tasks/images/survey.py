@@ -5,7 +5,7 @@ No pixel is decoded. What a form says (modality, size, spacing) is counted; of a
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -52,8 +52,11 @@ class Survey:
     forms: Counts = field(default_factory=dict)
 
 
-def survey(source: Source, *, test: bool) -> Survey | None:
+def survey(source: Source, *, test: bool, tell: Callable[[int, int], object] = lambda done, of: None) -> Survey | None:
     """The training or the test images of ``source``, as far as their names and tables go; None where it has none.
+
+    Args:
+        tell: called after each file, with how many were looked at, and of how many.
 
     Raises:
         BadData: a file is missing, too many, or of a kind that no study reads; a named column is not there; slices are
@@ -74,12 +77,13 @@ def survey(source: Source, *, test: bool) -> Survey | None:
     if masks is not None:
         paired(folder, files, masks, given)
     patients = None if labels is None else _patients_of(source, folder, files, labels, masks=masks is not None)
-    return Survey(len(files), patients, _forms(files))
+    return Survey(len(files), patients, _forms(files, tell))
 
 
-def _forms(files: Mapping[str, Path]) -> Counts:
+def _forms(files: Mapping[str, Path], tell: Callable[[int, int], object]) -> Counts:
     counts = {name: Counter[str]() for name in ("kind", "modality", "size", "spacing in mm")}
-    for path in files.values():
+    for done, path in enumerate(files.values(), 1):
+        tell(done, len(files))
         for name, text in guarded(path, partial(_form, path)).items():
             counts[name][text] += 1
     return {name: dict(counted.most_common()) for name, counted in counts.items() if counted}

@@ -1,5 +1,9 @@
-"""Whose state directory a folder is. Every command of both programs ends with 78 where ``--state`` is not its own."""
+"""Where a program keeps its state, and whose state directory a folder is.
 
+Every command of both programs ends with 78 where ``--state`` is not its own.
+"""
+
+import os
 import shlex
 from pathlib import Path
 
@@ -8,6 +12,28 @@ from wardround.errors import NeedsPerson
 SITE = Path("identity") / "site.json"
 COORDINATOR = Path("config.toml")
 AUTHORITY = Path("authority")
+SYSTEM = Path("/var/lib/wardround")  # where `deploy/systemd/install` makes the folders of services
+ROLES = {"site-agent": "site", "coordinator": "coordinator"}
+
+
+def default_state(program: str) -> Path:
+    """Where ``program`` keeps its things unless ``--state`` or WARDROUND_STATE says otherwise.
+
+    The folder of the service that is installed on this machine, if there is one; else this user's own, by the XDG base
+    directory specification. https://specifications.freedesktop.org/basedir-spec/
+    """
+    role = ROLES[program]
+    if os.path.lexists(SYSTEM / role):
+        return SYSTEM / role
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not base.is_absolute():
+        base = Path.home() / ".local" / "state"
+    return base / "wardround" / role
+
+
+def described_default(program: str) -> str:
+    """The same in words, for the help of a command."""
+    return f"{SYSTEM / ROLES[program]} where that exists, else ~/.local/state/wardround/{ROLES[program]}"
 
 
 def quoted(path: Path) -> str:

@@ -10,6 +10,7 @@ Whoever writes asks here, in the process that writes: the user, and so what may 
 
 import errno
 import os
+import pwd
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -44,6 +45,7 @@ def file(out: Path, *, force: bool, keep: Iterable[Path] = ()) -> Path:
         NotPermitted: it is one of those, lies in one, or in any state directory; or this user may not write there.
         CannotWrite: it exists, and ``force`` is not given; it is a folder, or its folder is missing.
     """
+    _refuse_unreachable(out)
     _refuse_kept(out, keep)
     if out.is_dir():
         raise CannotWrite(f"{out} is a folder, a file is to be written", hint=f"--out {out}/NAME")
@@ -62,6 +64,7 @@ def folder(out: Path, *, force: bool, keep: Iterable[Path] = (), goes_on: str = 
     Raises:
         NotPermitted, CannotWrite: as ``file`` does; an empty folder may exist.
     """
+    _refuse_unreachable(out)
     _refuse_kept(out, keep)
     if os.path.lexists(out) and not out.is_dir():
         raise CannotWrite(f"{out} is a file, a folder is to be written", hint=ELSEWHERE)
@@ -80,6 +83,7 @@ def folder(out: Path, *, force: bool, keep: Iterable[Path] = (), goes_on: str = 
 
 def either(out: Path, *, force: bool, keep: Iterable[Path] = ()) -> Path:
     """``out``, where whoever writes will know whether it is a file or a folder: what holds for both."""
+    _refuse_unreachable(out)
     if out.is_dir():
         _refuse_kept(out, keep)
         return out
@@ -95,6 +99,25 @@ def write(
         NotPermitted, CannotWrite: as ``file`` does.
     """
     write_file(file(out, force=force, keep=keep), data, mode=mode, replace=force)
+
+
+def _refuse_unreachable(out: Path) -> None:
+    try:
+        out.stat()
+    except PermissionError:
+        raise NotPermitted(
+            f"user `{_user()}`, who writes it, may not enter the folder of {out}",
+            hint="name a folder that this user may write in; beside patients it is the trainer's user who writes",
+        ) from None
+    except (OSError, RuntimeError):
+        pass  # not there, or a link that leads nowhere: the next steps say so
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def _refuse_kept(out: Path, keep: Iterable[Path]) -> None:
@@ -117,7 +140,7 @@ def _refuse_unwritable(place: Path) -> None:
         what = "is not a folder" if os.path.lexists(place) else "does not exist"
         raise CannotWrite(f"{place} {what}", hint=f"make it first, or {ELSEWHERE}")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise NotPermitted(f"this user may not write in {place}", hint=ELSEWHERE)
+        raise NotPermitted(f"user `{_user()}` may not write in {place}", hint=ELSEWHERE)
 
 
 def _real(path: Path) -> Path:

@@ -1,7 +1,7 @@
 """A line chart as places on a canvas: title, axes with their units, ticks at round numbers, and the same as a table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 18, 40, 56
 TICKS = 6  # at most so many steps along an axis
 MOST_DOTS = 120  # points that are also drawn as dots
 FLAT = 1e-9  # of the larger end: a smaller span is drawn as a level line
+Points = Sequence[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,14 @@ class Dot:
     y: float
     text: str
     marked: bool
+
+
+@dataclass(frozen=True)
+class FurtherLine:
+    """A thinner, broken line beside the chart's own."""
+
+    name: str
+    line: str
 
 
 @dataclass(frozen=True)
@@ -47,18 +56,21 @@ class LineChart:
     y_ticks: tuple[Tick, ...]
     line: str  # "x,y x,y ..."
     dots: tuple[Dot, ...]
-    rows: tuple[tuple[str, str], ...]  # the points as text, in order
+    heads: tuple[str, ...]  # of the table of points: the counts, the chart's own line, and the further ones
+    rows: tuple[tuple[str, ...], ...]  # the points as text, in order
+    further: tuple[FurtherLine, ...] = ()
 
 
 def line_chart(
     title: str,
-    points: Sequence[tuple[int, float]],
+    points: Points,
     *,
     x_label: str,
     y_label: str,
     note: str = "",
     from_zero: bool = False,
     marked: int | None = None,
+    further: Mapping[str, Points] = {},
 ) -> LineChart | None:
     """A chart of ``points`` in the order given; None where fewer than two can be drawn on one scale.
 
@@ -67,11 +79,14 @@ def line_chart(
         x_label, y_label: what an axis counts, with its unit.
         from_zero: the values' axis begins at 0, as lengths need it; none of them is negative.
         marked: the count whose points are drawn with a ring.
+        further: thinner lines by their names, on the same axes.
     """
     drawn = [(count, value) for count, value in points if math.isfinite(value)]
     if len(drawn) < 2:
         return None
-    counts, values = [count for count, _ in drawn], [value for _, value in drawn]
+    beside = {name: [point for point in own if math.isfinite(point[1])] for name, own in further.items()}
+    everything = [*drawn, *(point for own in beside.values() for point in own)]
+    counts, values = [count for count, _ in everything], [value for _, value in everything]
     ends = _ends(min(values), max(values), from_zero)
     if ends is None:
         return None
@@ -86,7 +101,10 @@ def line_chart(
     def up(value: float) -> float:
         return HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - BOTTOM - TOP)
 
-    places = [(round(across(count), 1), round(up(value), 1)) for count, value in drawn]
+    def placed(points: Points) -> list[tuple[float, float]]:
+        return [(round(across(count), 1), round(up(value), 1)) for count, value in points]
+
+    places = placed(drawn)
     dots = tuple(
         Dot(x, y, f"{count}: {value:.4g}", count == marked)
         for (x, y), (count, value) in zip(places, drawn, strict=True)
@@ -104,10 +122,30 @@ def line_chart(
             Tick(round(up(low + index * step), 1), _number(low + index * step, step))
             for index in range(round((high - low) / step) + 1)
         ),
-        line=" ".join(f"{x},{y}" for x, y in places),
+        line=_line(places),
         dots=dots,
-        rows=tuple((str(count), f"{value:.4g}") for count, value in drawn),
+        heads=(x_label, y_label, *beside),
+        rows=_rows(drawn, list(beside.values())),
+        further=tuple(FurtherLine(name, _line(placed(own))) for name, own in beside.items() if len(own) > 1),
     )
+
+
+def _line(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x},{y}" for x, y in places)
+
+
+def _rows(
+    drawn: Sequence[tuple[int, float]], beside: Sequence[Sequence[tuple[int, float]]]
+) -> tuple[tuple[str, ...], ...]:
+    """Each point, and beside it those of the further lines at its count; then the counts that these alone have."""
+    others = [dict(own) for own in beside]
+    own = {count for count, _ in drawn}
+    alone = sorted({count for points in others for count in points} - own)
+
+    def row(count: int, text: str) -> tuple[str, ...]:
+        return (str(count), text, *(f"{points[count]:.4g}" if count in points else "" for points in others))
+
+    return (*(row(count, f"{value:.4g}") for count, value in drawn), *(row(count, "") for count in alone))
 
 
 def nice_step(span: float) -> float:

@@ -9,6 +9,7 @@ from wardround.records.study import SITE_NAME, STUDY_NAME
 from wardround.v1 import federation_pb2 as pb
 
 MAX_ROUNDS = 100_001  # of a study, and its closing validation
+ATTEMPTS_APPROVED = 8  # of one round, by a consent: a site may send again, and a paused study may be started again
 TRAIN, VALIDATE, STOP = "train", "validate", "stop"  # the kinds of an assignment
 UNKNOWN = "unknown"  # a kind of a newer version: to be declined
 DECLINED_UNKNOWN = "DECLINED_UNKNOWN"

@@ -22,7 +22,6 @@ resolved study, with its initial model, is what a hospital approves.
 
 import math
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +34,7 @@ from wardround.records.participation import STUDY_NAME as STUDY_NAME
 from wardround.records.participation import StudySection as StudySection
 from wardround.records.plugins import MOST, PluginSection, plugin_names
 from wardround.records.schema import Strict, check, read_toml
+from wardround.records.settings import apply, read_settings
 from wardround.records.training import TrainingSection as TrainingSection
 from wardround.signing import canonical
 from wardround.terminal import refuse_control_characters
@@ -284,7 +284,7 @@ def load(path: Path, settings: list[str] | None = None, variant: str = "") -> St
     variants = tables.pop("variants", {})
     if not isinstance(variants, dict):
         raise BadData(f"{source}: [variants] holds tables, found a value")
-    pairs = [_setting(text) for text in settings or []]
+    pairs = read_settings(settings or [])
     name = next((str(value) for table, key, value in reversed(pairs) if (table, key) == ("algorithm", "name")), "")
     if variant and variant not in variants:
         known = ", ".join(sorted(variants)) or "none"
@@ -299,31 +299,5 @@ def load(path: Path, settings: list[str] | None = None, variant: str = "") -> St
         if replaced not in StudyFile.model_fields:
             raise BadData(f"{source}: [variants.{variant or name}.{replaced}] replaces no table of a study")
         tables[replaced] = content
-    for table, key, value in pairs:
-        if (table, key) != ("algorithm", "name"):
-            held: Any = tables
-            *parents, last = table, *key.split(".")
-            for parent in parents:
-                held = held.setdefault(parent, {})
-                if not isinstance(held, dict):
-                    raise BadData(f"{source}: [{table}] is not a table")
-            held[last] = value
+    apply(pairs, tables, source)
     return check(StudyFile, tables, source)
-
-
-def _setting(text: str) -> tuple[str, str, Any]:
-    name, equals, value = text.partition("=")
-    table, dot, key = name.strip().partition(".")
-    if not (equals and dot and table and key):
-        raise UsageProblem(f"--set {text!r} is not TABLE.KEY=VALUE", hint="as in --set training.learning_rate=0.01")
-    try:
-        parsed = tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return table, key, value.strip()
-    except (RecursionError, ValueError):  # too deep, or a number of thousands of digits
-        raise UsageProblem(f"--set {name.strip()[:80]}: its value cannot be read") from None
-    try:
-        canonical.refuse_deep(parsed)
-    except BadData as error:
-        raise UsageProblem(f"--set {name.strip()[:80]}: {error.message}") from None
-    return table, key, parsed

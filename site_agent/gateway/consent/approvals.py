@@ -16,13 +16,13 @@ from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.tensors import specs_from
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
-from wardround.records.assignment import VALIDATE, Assignment
+from wardround.records.assignment import ATTEMPTS_APPROVED, VALIDATE, Assignment
 from wardround.records.codes import DECLINE_CODES
 from wardround.records.study import ReportedSection
 from wardround.records.trainer import Checked, Described
 from wardround.tensors.manifests import TensorSpec
 
-ATTEMPTS = 8  # at one round: each may send an update again, and the coordinator's operator may start a study anew
+ATTEMPTS = ATTEMPTS_APPROVED  # at one round
 
 
 def refuse_other_tensors(offer: Offer, described: Described) -> None:

@@ -29,12 +29,15 @@ from site_agent.state.directory import COUNTS, SiteState
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
+from wardround.records.ledger.base import Person
 from wardround.records.ledger.entries import BlockedEntry, HeldEntry
 from wardround.records.plugins import Plugin
 from wardround.records.study import ReportedSection
 from wardround.records.summaries.figures import SiteFigures
 from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec
+
+NEW_MODE = 0o640  # of a policy where there was none
 
 
 class RoundAttempt(Protocol):
@@ -72,18 +75,48 @@ class PolicyEnforcement:
         Raises:
             NeedsPerson: there is none. BadData: it is none.
         """
-        try:
-            data = read(self.path, study)
-        except NeedsPerson:
-            self.ledger.note_policy("")
-            raise
-        digest = hashlib.sha256(data).hexdigest()
+        with self.ledger.policy_turn:
+            try:
+                data = read(self.path, study)
+            except NeedsPerson:
+                self.ledger.note_policy("")
+                raise
+            self.ledger.note_policy(self._keep(data))
+        return parse(data, self.path)
+
+    def put(self, text: bytes, before: str, by: Person) -> str:
+        """Put another policy in force, and who did it into the ledger; the policy's digest.
+
+        Args:
+            before: the digest of the policy that the person saw; "" for none.
+
+        Raises:
+            BadData: it is no policy.
+            NeedsPerson: the policy in force is another by now; nothing was changed.
+        """
+        parse(text, self.path)
+        with self.ledger.policy_turn:
+            there = self.path.exists()
+            present = self._keep(read(self.path)) if there else ""
+            if present != before:
+                raise NeedsPerson(
+                    f"{self.path} is not the policy any more that was to be changed; nothing was changed",
+                    hint="somebody else changed it: look at it, and begin again",
+                )
+            self.ledger.note_policy(present)  # written by hand, it may not be in the ledger yet
+            digest = self._keep(text)
+            durable.write_file(self.path, text, mode=self.path.stat().st_mode & 0o777 if there else NEW_MODE)
+            self.ledger.note_policy(digest, by)
+        return digest
+
+    def _keep(self, text: bytes) -> str:
+        """Keep a policy's text by its digest."""
+        digest = hashlib.sha256(text).hexdigest()
         kept = self.path.parent / "policies" / f"{digest}.toml"
         if not kept.exists():
             durable.make_folder(kept.parent)
-            durable.write_file(kept, data)
-        self.ledger.note_policy(digest)
-        return parse(data, self.path)
+            durable.write_file(kept, text)
+        return digest
 
     def refuse_denied(
         self,

@@ -29,6 +29,7 @@ from wardround.errors import BadData, NeedsPerson, TryAgain
 from wardround.local import durable
 from wardround.local.rate_limit import RateLimit
 from wardround.records.codes import REFUSAL_CODES
+from wardround.records.ledger.base import Person
 from wardround.records.ledger.entries import (
     BlockedEntry,
     CitedHead,
@@ -76,6 +77,7 @@ class Ledger:
         self._folder = folder
         self._key = key
         self._lock = threading.RLock()
+        self.policy_turn = threading.RLock()  # held while the policy's file is read or written, and noted here
         self._shown = 0  # lines that the coordinator has said it knows; in memory, for it can be asked again
         self._limits = {kind: RateLimit(monotonic) for kind in LIMITED}
         self._left_out: dict[str, tuple[int, Limited]] = {}  # by type: how many, and the last of them
@@ -321,12 +323,12 @@ class Ledger:
         with self._lock:
             return (study, revision) in self._state.released
 
-    def note_policy(self, sha256: str) -> None:
-        """Record the digest of the policy in force ("" for none), unless it is the one recorded last."""
+    def note_policy(self, sha256: str, by: Person | None = None) -> None:
+        """Record the digest of the policy in force ("" for none) and who put it there, unless it was recorded last."""
         with self._lock:
             if sha256 != self._state.policy:
                 event = "removed" if not sha256 else ("changed" if self._state.policy else "seen")
-                self.append(PolicyEntry(event=event, sha256=sha256))
+                self.append(PolicyEntry(event=event, sha256=sha256, by=by))
 
     def close(self) -> None:
         """Say what was left out, sign and close; after a failed disk, only close. Safe to repeat."""

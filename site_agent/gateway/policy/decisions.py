@@ -139,6 +139,17 @@ def first_denial(decisions: Iterable[Decision]) -> Decision | None:
     return next((decision for decision in decisions if not decision.allowed), None)
 
 
+def names_study(policy: Policy, study: str) -> bool:
+    """Whether a pattern of `study.studies` matches a study's name."""
+    return any(fnmatchcase(study, pattern) for pattern in policy.study.studies)
+
+
+def lacks_rule(policy: Policy, spec: TensorSpec) -> bool:
+    """Whether a tensor may not leave because no allow rule fits it, rather than by a deny rule."""
+    denied = any(fnmatchcase(spec.key, rule.match) for rule in policy.tensors.deny)
+    return not denied and not _tensor(policy, spec).allowed
+
+
 def _study(policy: Policy, request: StudyRequest) -> Decision:
     table = policy.study
     if request.coordinator != table.coordinator:

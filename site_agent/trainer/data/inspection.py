@@ -1,6 +1,7 @@
 """What can be said of a hospital's data without a study. Reads patients, so it runs in the trainer alone. No torch."""
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 from fl_algorithms.tasks.tables.mapping import load_mapping
@@ -13,8 +14,11 @@ from wardround.records.trainer import DataFiles, Inspected
 UNKNOWN = "0" * 64  # where a digest will stand
 
 
-def inspect(files: DataFiles) -> Inspected:
+def inspect(files: DataFiles, tell: Callable[[int, int], object] = lambda done, of: None) -> Inspected:
     """Read what ``files`` names.
+
+    Args:
+        tell: of images, called with how far it is: first their headers, then every byte of them.
 
     Raises:
         BadData: it cannot be trained on by any study; the message has file, line and column, never a value.
@@ -29,11 +33,11 @@ def inspect(files: DataFiles) -> Inspected:
         return Inspected(digest=digest, rows=None, test_rows=None, columns=None, patients=None, weights=weights)
     from fl_algorithms.tasks.images.survey import survey
 
-    trained = survey(named.source, test=False)
+    trained = survey(named.source, test=False, tell=tell)
     assert trained is not None
-    tested = survey(named.source, test=True)
+    tested = survey(named.source, test=True, tell=tell)
     return Inspected(
-        digest=digest_now(named), rows=trained.images, test_rows=None if tested is None else tested.images,
+        digest=digest_now(named, tell), rows=trained.images, test_rows=None if tested is None else tested.images,
         columns=None, patients=trained.patients, weights=weights,
         forms={name: dict(counts) for name, counts in trained.forms.items()},
     )  # fmt: skip

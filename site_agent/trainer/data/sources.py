@@ -22,6 +22,7 @@ and the file that the tensors which stay here begin with.
 
 import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -197,8 +198,11 @@ def name_mapping(state: Path, name: str, path: Path, digest: str) -> None:
     add(state, name, named, replace=True)
 
 
-def digest_now(named: DataSource) -> str:
+def digest_now(named: DataSource, tell: Callable[[int, int], object] = lambda done, of: None) -> str:
     """The digest of the files as they are at this moment.
+
+    Args:
+        tell: of images, called after each file of a folder, with how many were read, and of how many.
 
     Raises:
         BadData: one cannot be read.
@@ -211,9 +215,8 @@ def digest_now(named: DataSource) -> str:
         )  # fmt: skip
     from fl_algorithms.tasks.images.sets import source_digest
 
-    digest_of = files_digest if named.layout is layouts.OWN else source_digest
     try:
-        return digest_of(named.source)
+        return files_digest(named.source) if named.layout is layouts.OWN else source_digest(named.source, tell)
     except BadData as error:
         raise BadData(error.message, hint=error.hint, code=DATA_INVALID) from None
 

@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 
 from fl_algorithms.engine.device import make_deterministic
 from fl_algorithms.engine.partition import task_of
-from fl_algorithms.engine.selection import Model, restored
+from fl_algorithms.engine.selection import Model, Together, restored
 from fl_algorithms.rows import COLUMNS, FILES, IMAGES, MASKS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Inputs, Task
 from fl_algorithms.tasks.images.reading import Origin
 from fl_algorithms.tasks.images.rows import ImageRows
 from fl_algorithms.tasks.images.segmentation import SegmentationTask
+from fl_algorithms.tasks.tables.table import read_table
 from site_agent.trainer.data import layouts
 from site_agent.trainer.data.sources import protected
 from site_agent.trainer.rounds.installing import installed
@@ -32,8 +34,14 @@ FORMS = {COLUMNS: ("table",), IMAGES: ("images", "arrays"), MASKS: ("images", "a
 BYTE = 255
 
 
-def predict(state: Path, request: Predict) -> Predicted:
+Tell = Callable[[int, int], object]
+
+
+def predict(state: Path, request: Predict, tell: Tell = lambda done, of: None) -> Predicted:
     """Write what a checkpoint says of new rows or images.
+
+    Args:
+        tell: called with how many rows or images are done, and of how many.
 
     Raises:
         UsageProblem: there is no such checkpoint, or ``out`` is no place for what comes of it.
@@ -49,10 +57,33 @@ def predict(state: Path, request: Predict) -> Predicted:
     make_deterministic(study.study.threads)
     task = task_of(study)
     fitted = kept.preprocessing()
+    ids = ids_in(path, request.id, is_table="table" in given)
     x, names = task.read_new(path, fitted["inputs"])
     model = restored(study, task, from_bytes(kept.model.read_bytes()))
-    notes = write(model, task, x, names, out, fitted["outputs"], force=request.force)
+    notes = write(model, task, x, names, out, fitted["outputs"], force=request.force, ids=ids, tell=tell)
     return Predicted(rows=len(names), out=str(out), notes=list(notes))
+
+
+@dataclass(frozen=True)
+class Ids:
+    """A column of the table that is predicted from: its name, and what stands there in the row of each line."""
+
+    column: str
+    by_line: Mapping[int, str]
+
+
+def ids_in(path: Path, column: str, *, is_table: bool) -> Ids | None:
+    """What is written beside each prediction; None where no column was named.
+
+    Raises:
+        UsageProblem: it is no table. BadData: there is no such column.
+    """
+    if not column:
+        return None
+    if not is_table:
+        raise UsageProblem("`--id` names a column of a table; a prediction for an image has the image's name")
+    table = read_table(path, [column])
+    return Ids(column, dict(zip(table.lines, table.columns[column], strict=True)))
 
 
 def rows_for(
@@ -98,6 +129,8 @@ def write(
     fit: Mapping[str, object],
     *,
     force: bool = False,
+    ids: Ids | None = None,
+    tell: Tell = lambda done, of: None,
 ) -> tuple[str, ...]:
     """One row of ``out`` (CSV) for each row or image, or one mask in the folder ``out`` for each image.
 
@@ -108,24 +141,40 @@ def write(
 
     Args:
         fit: what was fitted to the model's outputs at this site.
+        ids: stand beside the line of each row.
+        tell: as ``predict``.
 
     Raises:
         BadData: two images would have the same mask's name.
         CannotWrite: ``out`` does not take it.
     """
     if isinstance(task, SegmentationTask):
-        _write_masks(model, task, x, names, out, force)
+        _write_masks(model, task, x, names, out, force, tell)
         return ()
-    predictions = task.predictions(model.logits(x), fit)
+    predictions = task.predictions(model.logits(x, _counted(model, len(names), tell)), fit)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     first = "line" if isinstance(x, torch.Tensor) else "image" if isinstance(x, ImageRows) else "row"
-    writer.writerow([first, *map(outputs.inert, predictions.header)])  # classes are as a study names them
+    beside = [outputs.inert(ids.column)] if ids is not None else []
+    writer.writerow([first, *beside, *map(outputs.inert, predictions.header)])  # classes are as a study names them
     for name, row in zip(names, predictions.rows, strict=True):
         cells = [outputs.inert(cell) if isinstance(cell, str) else f"{cell:.6f}" for cell in row]
-        writer.writerow([outputs.inert(str(name)), *cells])
+        own = [outputs.inert(ids.by_line[int(name)])] if ids is not None else []
+        writer.writerow([outputs.inert(str(name)), *own, *cells])
     outputs.write(out, text.getvalue().encode(), force=force)
     return predictions.notes
+
+
+def _counted(model: Model, rows: int, tell: Tell) -> Callable[[int], None]:
+    """Adds up the rows of each pass, over all models that answer together."""
+    total, done = rows * (len(model.members) if isinstance(model, Together) else 1), 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        tell(done, total)
+
+    return count
 
 
 def _write_masks(
@@ -135,6 +184,7 @@ def _write_masks(
     names: Sequence[int | str],
     out: Path,
     force: bool,
+    tell: Tell,
 ) -> None:
     from fl_algorithms.tasks.images.files import stem
     from fl_algorithms.tasks.images.volumes.patches import PatchRows
@@ -146,8 +196,9 @@ def _write_masks(
         raise BadData(f"{twice}: two images have this name but for the ending", hint="rename one")
     values = task.settings.mask_values
     numbers = np.array(values, dtype=np.uint8 if max(values) <= BYTE else np.uint16)
-    for name, (classes, origin) in zip(stems, task.masks(x, model.logits), strict=True):
+    for done, (name, (classes, origin)) in enumerate(zip(stems, task.masks(x, model.logits), strict=True), 1):
         _write_mask(out, name, numbers[classes], origin, force)
+        tell(done, len(stems))
 
 
 def _write_mask(out: Path, name: str, mask: NDArray[Any], origin: Origin, force: bool) -> None:

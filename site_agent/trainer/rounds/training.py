@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -82,9 +82,9 @@ class Rounds:
         """As ``examining.drafted``."""
         return examining.drafted(self._state, self._studies, request)
 
-    def predict(self, request: records.Predict) -> records.Predicted:
+    def predict(self, request: records.Predict, tell: Callable[[int, int], object]) -> records.Predicted:
         """As ``predictions.predict``."""
-        return predictions.predict(self._state, request)
+        return predictions.predict(self._state, request, tell)
 
     def write_program(self, request: records.WriteProgram) -> records.Exported:
         """As ``programs.write_program``."""

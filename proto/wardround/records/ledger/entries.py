@@ -135,11 +135,12 @@ class SessionEntry(LimitedEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyEntry(BaseEntry):
-    """Another policy is in force."""
+    """Another policy is in force. ``by``: who put it in force; None where the file was written without a command."""
 
     type = "policy"
     event: str  # seen, changed, removed
     sha256: Unjudged | None = None  # "" for none
+    by: Person | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -287,7 +287,11 @@ class WriteProgram(Request[Exported]):
 
 
 class Predict(Request[Predicted]):
-    """Applies a checkpoint to the one of ``table``, ``images``, ``arrays`` and ``files`` that is given."""
+    """Applies a checkpoint to the one of ``table``, ``images``, ``arrays`` and ``files`` that is given.
+
+    Attributes:
+        id: a column of the table that is written beside each prediction; "" for none.
+    """
 
     command: Literal["predict"] = "predict"
     study: Name
@@ -296,6 +300,7 @@ class Predict(Request[Predicted]):
     images: Path | None = None
     arrays: Path | None = None
     files: Path | None = None
+    id: Name = ""
     out: Path
     force: bool = False
 

@@ -1,0 +1,130 @@
+"""``coordinator journal``: which person gave which command here."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.asking import ask, refuse_no_coordinator
+from coordinator.cli.options import Force, Json, State
+from coordinator.cli.printing import print_table
+from coordinator.journal_records import JournalCopied, JournalEntry, Known
+from coordinator.requests import CopyJournal
+from wardround.cli import group, print_json, say
+from wardround.errors import BadData, UsageProblem
+
+WIDTH = 160  # of a table where nobody looks at a terminal
+LAST = 50
+DIGEST = 64  # hex digits
+app = group("Who gave which command to this coordinator, and what came of it.")
+
+
+@app.command()
+def show(
+    state: State,
+    about: Annotated[str, typer.Option(metavar="NAME", help="What concerns this study or site alone.")] = "",
+    last: Annotated[int, typer.Option(min=0, metavar="N", help="The last N commands; 0 for all.")] = LAST,
+    as_json: Json = False,
+) -> None:
+    """Show the operator's journal, and whether its lines are those that were written."""
+    from coordinator.journal import entries
+
+    lines, copied = _copied(state)
+    found, head = entries(lines)
+    chosen = [entry for entry in found if not about or about in _names(found, entry)]
+    if as_json:
+        rows = [entry.model_dump(mode="json", exclude_none=True) for entry in chosen]
+        print_json({"entries": rows, "lines": copied.lines, "head": head})
+        return
+    begun = [entry for entry in chosen if entry.of is None]
+    ends = {entry.of: entry for entry in found if entry.of is not None}
+    shown = begun[-last:] if last else begun
+    print_table(("line", "when (UTC)", "who", "command", "about", "end"), [_row(one, ends) for one in shown], WIDTH)
+    print(f"{copied.lines} lines, each as it was written; head {head}")
+
+
+@app.command()
+def export(
+    state: State,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file: one JSON line for each entry, oldest first.")],
+    force: Force = False,
+) -> None:
+    """Write the journal to a file, and last its head signed with the key of the receipts: for somebody else to keep."""
+    from wardround.local import outputs
+
+    refuse_no_coordinator(state)
+    outputs.file(out, force=force, keep=[state])
+    lines, copied = _copied(state)
+    last = json.dumps({"signed": copied.signed, "receipt_key": copied.receipt_key})
+    outputs.write(out, [line.encode() + b"\n" for line in (*lines, last)], force=force, keep=[state])
+    say(f"{copied.lines:,} lines and the signed head written to {out}")
+    say(f"next: give it to somebody who does not write here; `coordinator journal verify {out.name}` checks it")
+
+
+@app.command()
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `coordinator journal export` wrote.")],
+    receipt_key: Annotated[
+        str,
+        typer.Option(metavar="FINGERPRINT", help="Of the key that must have signed it, as `coordinator sites` shows."),
+    ] = "",
+) -> None:
+    """Check an exported journal: no line changed, removed or moved, and the head signed. Needs no coordinator."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    from coordinator.journal import entries, refuse_other_head
+    from wardround.signing.dsse import Envelope, fingerprint
+
+    try:
+        *lines, last = file.read_text(encoding="utf-8").splitlines()
+        signed = json.loads(last)
+        key = bytes.fromhex(signed["receipt_key"])
+        envelope, public = Envelope.from_document(signed["signed"]), Ed25519PublicKey.from_public_bytes(key)
+    except OSError as error:
+        raise BadData(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise BadData(f"{file}: its last line is no head that `coordinator journal export` wrote") from None
+    if receipt_key and fingerprint(key) != receipt_key:
+        raise UsageProblem(f"{file} was signed with key {fingerprint(key)}, not with {receipt_key[:80]}")
+    found, head = entries(lines)
+    refuse_other_head(envelope, public, len(found), head)
+    print(f"{len(found)} lines, each as it was written; signed with key {fingerprint(key)}")
+
+
+def _copied(state: Path) -> tuple[list[str], JournalCopied]:
+    lines: list[str] = []
+
+    def keep(item: object) -> None:
+        if isinstance(item, dict) and isinstance(line := item.get("line"), str):
+            lines.append(line)
+
+    return lines, ask(state, CopyJournal(), JournalCopied, progress=keep)
+
+
+def _names(found: list[JournalEntry], entry: JournalEntry) -> set[object]:
+    """The study's or site's name that an entry, or the one that began it, has."""
+    told = entry.about if entry.of is None else found[entry.of - 1].about
+    return {told.get(name) for name in ("study", "site", "name")}
+
+
+def _row(entry: JournalEntry, ends: dict[int, JournalEntry]) -> tuple[str, ...]:
+    end = ends.get(entry.number)
+    if entry.event == "done":
+        came = "done"
+    elif end is None:
+        came = "not known: it ended in between"
+    else:
+        came = f"{end.event} {_told(end)}".strip()
+    when = entry.at.replace("T", " ").removesuffix("Z")
+    return str(entry.number), when, entry.by.text, entry.act, _told(entry), came
+
+
+def _told(entry: JournalEntry) -> str:
+    """What an entry is about; digests by their beginning."""
+    return ", ".join(f"{name} {_short(name, value)}" for name, value in entry.about.items())
+
+
+def _short(name: str, value: Known) -> str:
+    text = str(value)
+    return f"{text[:12]}…" if len(text) == DIGEST and name.endswith(("digest", "sha256")) else text

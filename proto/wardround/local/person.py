@@ -1,0 +1,120 @@
+"""Which person is behind a command. The account that it runs as is often the service's own, and nobody's name.
+
+    loginuid   the kernel's word on who logged in; only a privileged program can set it, and only once
+    sudo       SUDO_UID in the environment: whoever is that account could write it too
+    polkit     PKEXEC_UID, likewise
+    account    nobody else is known: the account itself
+
+The first that is there is taken, and its name kept beside the person's, with the account.
+"""
+
+import json
+import os
+import pwd
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, PlainSerializer, TypeAdapter
+
+STRICT = ConfigDict(extra="forbid", strict=True)
+UNSET = 2**32 - 1  # of a process that no login began: a service, a container
+NOBODY_ELSE = "account"
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user of this machine."""
+
+    name: str
+    uid: int
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+
+@dataclass(frozen=True)
+class Person:
+    """Who gave a command: ``source`` says how that is known, ``account`` as which user the command runs."""
+
+    name: str
+    uid: int
+    source: str = ""
+    account: Account | None = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    @classmethod
+    def from_document(cls, document: object) -> "Person":
+        """What ``document`` gave. Raises ValueError: it is no person."""
+        return document if isinstance(document, cls) else _PERSON.validate_json(json.dumps(document))
+
+    def document(self) -> dict[str, Any]:
+        """As a consent, the ledger and the operator's journal have it; without what is not known."""
+        known: dict[str, Any] = {"name": self.name, "uid": self.uid}
+        if self.source:
+            known["source"] = self.source
+        if self.account is not None:
+            known["account"] = {"name": self.account.name, "uid": self.account.uid}
+        return known
+
+    @property
+    def text(self) -> str:
+        """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
+        account = self.account.name if self.account is not None else self.name
+        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
+
+
+_PERSON = TypeAdapter(Person)
+KnownPerson = Annotated[Person, PlainSerializer(Person.document)]
+
+
+def who() -> Person:
+    """The person at this command."""
+    return judged(login_of("self"), os.environ, os.geteuid())
+
+
+def behind(claimed: Person, pid: int, uid: int) -> Person:
+    """The person whom a command names, as far as the kernel bears it out.
+
+    Args:
+        claimed: what ``who`` gave in the command's process.
+        pid, uid: of that process, by the kernel.
+    """
+    login = login_of(str(pid))
+    if login is not None:
+        return judged(login, {}, uid)
+    return replace(claimed, account=_account(uid))
+
+
+def judged(login: int | None, environment: Mapping[str, str], account: int) -> Person:
+    """``who``, from a login's uid if the kernel has one, the environment and the account's uid."""
+    known = [("loginuid", login)]
+    known += [("sudo", _uid(environment, "SUDO_UID")), ("polkit", _uid(environment, "PKEXEC_UID"))]
+    source, uid = next(((source, uid) for source, uid in known if uid is not None), (NOBODY_ELSE, account))
+    return Person(user_name(uid), uid, source, _account(account))
+
+
+def login_of(process: str) -> int | None:
+    """The uid with which the login of a process began; None where there was none, or no kernel that says."""
+    try:
+        uid = int(Path(f"/proc/{process}/loginuid").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if uid == UNSET else uid
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return str(uid)
+
+
+def _account(uid: int) -> Account:
+    return Account(user_name(uid), uid)
+
+
+def _uid(environment: Mapping[str, str], name: str) -> int | None:
+    written = environment.get(name, "")
+    return int(written) if written.isascii() and written.isdigit() and int(written) < UNSET else None

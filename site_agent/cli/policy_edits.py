@@ -1,0 +1,147 @@
+"""``site-agent policy edit`` and ``apply``: another policy in force, with the person who changed it in the ledger."""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from site_agent.cli.options import State
+from site_agent.cli.release import Yes
+from site_agent.cli.service import ask_or_do, joined
+from wardround.cli import say, say_error, say_next
+from wardround.errors import BadData, UsageProblem, WardroundError
+
+if TYPE_CHECKING:
+    from site_agent.state.directory import SiteState
+
+EDITOR = "vi"  # where neither VISUAL nor EDITOR is set
+
+
+def edit(state: State) -> None:
+    """Edit the policy in force with $VISUAL or $EDITOR: checked, shown, and put in force with your name in the ledger.
+
+    What is no policy is not put in force. The policy before is kept: `site-agent policy show` lists all.
+    """
+    here, _ = joined(state)
+    if not sys.stdin.isatty():
+        raise UsageProblem(
+            "there is no terminal for an editor", hint="edit a copy, then `site-agent policy apply FILE --yes`"
+        )
+    present = in_force(here)
+    with tempfile.TemporaryDirectory(prefix="wardround-policy-") as folder:
+        copy = Path(folder) / "policy.toml"
+        copy.write_bytes(present)
+        while True:
+            _run_editor(copy)
+            text = copy.read_bytes()
+            try:
+                _checked(text, copy)
+                break
+            except WardroundError as error:
+                say_error(error)
+                typer.confirm("Edit it again? Otherwise nothing is changed.", abort=True, err=True)
+    _put(here, text, present, yes=False)
+
+
+def apply(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The policy as it should be.")],
+    state: State,
+    yes: Yes = False,
+) -> None:
+    """Put the policy in a file in force, after showing what it says otherwise; with your name in the ledger."""
+    from site_agent.gateway.policy import policy
+
+    here, _ = joined(state)
+    text = policy.read(file)
+    _checked(text, file)
+    _put(here, text, in_force(here), yes=yes)
+
+
+def in_force(here: "SiteState") -> bytes:
+    """The text of the policy in force; empty where there is none."""
+    from site_agent.gateway.policy import policy
+
+    return policy.read(here.policy) if here.policy.exists() else b""
+
+
+def put_policy(here: "SiteState", text: bytes, before: bytes) -> str:
+    """Put a policy in force in the place of ``before``, which the person saw (empty for none); its digest.
+
+    Whoever runs the command is named in the ledger.
+
+    Raises:
+        BadData: it is no policy. NeedsPerson: another one is in force than ``before``.
+    """
+    from site_agent.gateway.consent.recorded import person_entry
+    from site_agent.gateway.requests import PolicyPut, PutPolicy
+    from site_agent.state.person import who
+
+    person = who()
+    digest = hashlib.sha256(before).hexdigest() if before else ""
+    try:
+        request = PutPolicy(text.decode(), digest, person)
+    except UnicodeDecodeError:
+        raise BadData("a policy is UTF-8 text") from None
+    return ask_or_do(
+        here, request, lambda handler: PolicyPut(handler.policy.put(text, digest, person_entry(person)))
+    ).sha256
+
+
+def _put(here: "SiteState", text: bytes, before: bytes, *, yes: bool) -> None:
+    from site_agent.state.person import who
+
+    if text == before:
+        print("the policy says exactly this already; nothing was changed")
+        return
+    for change in _changes(here, text, before):
+        print(change)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UsageProblem("there is no terminal to ask at; nothing was changed", hint="read it, then give --yes")
+        typer.confirm("Put this policy in force?", abort=True, err=True)
+    digest = put_policy(here, text, before)
+    print(f"policy {digest[:12]}… is in force, put there by {who().text}")
+    if before:
+        say(f"the one before is kept: `site-agent policy show {hashlib.sha256(before).hexdigest()[:12]}`")
+    say_next("next: `site-agent policy explain STUDY`")
+
+
+def _changes(here: "SiteState", text: bytes, before: bytes) -> list[str]:
+    """What it says otherwise, in sentences."""
+    from site_agent.gateway.policy import policy
+    from site_agent.gateway.policy import text as policy_text
+
+    try:
+        old = policy.parse(before, here.policy) if before else None
+    except BadData:
+        return ["what was in force was no policy, and let nothing out"]
+    if old is None:
+        return ["there was no policy, and nothing could leave"]
+    return policy_text.differences(old, policy.parse(text, here.policy)) or ["the two say the same in other words"]
+
+
+def _checked(text: bytes, path: Path) -> None:
+    """Raises BadData: it is no policy."""
+    from site_agent.gateway.policy import policy
+
+    policy.parse(text, path)
+
+
+def _run_editor(path: Path) -> None:
+    """Raises UsageProblem: the editor cannot be started, or failed."""
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or EDITOR
+    try:
+        done = subprocess.run([*shlex.split(editor), str(path)], check=False)
+    except (OSError, ValueError) as error:
+        raise UsageProblem(
+            f"the editor `{editor[:80]}` cannot be started: {getattr(error, 'strerror', None) or error}",
+            hint="set EDITOR, or edit a copy and give it to `site-agent policy apply FILE`",
+        ) from None
+    if done.returncode != 0:
+        raise UsageProblem(f"the editor `{editor[:80]}` ended with {done.returncode}; nothing was changed")

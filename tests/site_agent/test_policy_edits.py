@@ -1,0 +1,151 @@
+"""Another policy in force by a command: checked, shown, and with the person's name in the ledger."""
+
+import hashlib
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from site_agent import audit
+from site_agent.cli import policy_edits
+from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
+from tests.site_agent.test_cli import Shell
+from tools import verify_ledger
+from wardround.errors import BadData, NeedsPerson, UsageProblem
+
+ME = pwd.getpwuid(os.geteuid()).pw_name
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    try:
+        shell.join()
+        shell.offer()
+        yield shell
+    finally:
+        shell.close()
+
+
+def sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def put(world: SiteWorld, text: str, before: bytes) -> str:
+    told = world.command("policy", text=text, before=sha256(before) if before else "", by=PERSON)
+    return str(told["sha256"])
+
+
+def drafted(world: SiteWorld) -> bytes:
+    """A running site with a policy that somebody wrote with an editor, and that was read once."""
+    world.join()
+    world.offer()
+    world.start()
+    world.draft()
+    world.approve()
+    return world.state.policy.read_bytes()
+
+
+def test_the_running_service_puts_a_policy_in_force_and_names_the_person(world: SiteWorld) -> None:
+    before = drafted(world)
+    after = before.replace(b'updates = "none"', b'updates = "every"')
+    world.state.policy.chmod(0o600)
+    digest = put(world, after.decode(), before)
+    assert (digest, world.state.policy.read_bytes()) == (sha256(after), after)
+    assert world.state.policy.stat().st_mode & 0o777 == 0o600
+    assert world.state.policy_text(digest) == after
+    assert world.state.policy_text(sha256(before)) == before
+    written, put_there = world.lines("policy")
+    assert (written["event"], written["sha256"], written.get("by")) == ("seen", sha256(before), None)
+    assert (put_there["event"], put_there["sha256"], put_there["by"]["name"]) == ("changed", digest, "dpo")
+    world.command("preview", study=STUDY, data="patients")
+    assert len(world.lines("policy")) == 2  # what reads it next finds it known
+    assert world.agent is not None
+    world.agent.stop()
+    assert audit.verify(world.state.ledger)[1] == verify_ledger.judge(world.state.ledger)[0]
+    assert audit.verify(world.state.ledger)[1] not in (audit.TAMPERED, audit.CANNOT_VERIFY)
+
+
+def test_a_policy_that_was_changed_meanwhile_is_not_written_over(world: SiteWorld) -> None:
+    before = drafted(world)
+    world.draft(('updates = "none"', 'updates = "first"'))
+    meanwhile = world.state.policy.read_bytes()
+    with pytest.raises(NeedsPerson, match="is not the policy any more that was to be changed; nothing was changed"):
+        put(world, before.decode().replace('"none"', '"every"'), before)
+    assert world.state.policy.read_bytes() == meanwhile
+
+
+def test_what_is_no_policy_is_not_put_in_force(world: SiteWorld) -> None:
+    before = drafted(world)
+    with pytest.raises(BadData, match=r"policy\.toml"):
+        put(world, "[tensors]\nallow = 3\n", before)
+    assert world.state.policy.read_bytes() == before
+    assert len(world.lines("policy")) == 1
+
+
+def test_a_draft_and_what_is_applied_after_it_name_the_person(shell: Shell, tmp_path: Path) -> None:
+    shell.run("policy", "draft", STUDY)
+    draft = (shell.state / "policy.toml").read_bytes()
+    copy = tmp_path / "copy.toml"
+    copy.write_bytes(draft.replace(b'updates = "none"', b'updates = "every"'))
+    refused = shell.run("policy", "apply", str(copy), code=64).stderr
+    assert "error: there is no terminal to ask at; nothing was changed" in refused
+    done = shell.run("policy", "apply", str(copy), "--yes")
+    assert done.stdout.splitlines()[0] == "release.updates: none before, every now"
+    assert f"policy {sha256(copy.read_bytes())[:12]}… is in force, put there by {ME}" in done.stdout
+    assert f"the one before is kept: `site-agent policy show {sha256(draft)[:12]}" in done.stderr
+    assert shell.run("policy", "apply", str(copy), "--yes").stdout == (
+        "the policy says exactly this already; nothing was changed\n"
+    )
+    rows = shell.json("policy", "show")["policies"]
+    assert [(row["event"], row["sha256"], row["by"]) for row in rows] == [
+        ("seen", sha256(draft), ME), ("changed", sha256(copy.read_bytes()), ME),
+    ]  # fmt: skip
+    assert f"changed  {sha256(copy.read_bytes())} by {ME}" in shell.run("policy", "show").stdout
+    assert shell.run("policy", "show", sha256(draft)[:12]).stdout == draft.decode()
+    assert f"seen {sha256(draft)[:12]} by {ME}" in shell.run("audit", "show").stdout
+    copy.write_text("nothing of a policy")
+    assert "copy.toml" in shell.run("policy", "apply", str(copy), "--yes", code=65).stderr
+    said = shell.run("policy", "edit", code=64).stderr
+    assert "there is no terminal for an editor" in said
+
+
+def test_the_editor_is_asked_again_until_it_is_a_policy(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run("policy", "draft", STUDY)
+    editor = tmp_path / "editor"
+    editor.write_text(
+        '#!/bin/sh\nif grep -q zzz "$1"; then sed -i "/zzz/d;s/\\"none\\"/\\"first\\"/" "$1"; '
+        'else echo zzz >> "$1"; fi\n'
+    )
+    editor.chmod(0o755)
+    asked: list[str] = []
+    monkeypatch.setenv("VISUAL", str(editor))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda question, **_: asked.append(question))
+    policy_edits.edit(shell.state)
+    assert asked == ["Edit it again? Otherwise nothing is changed.", "Put this policy in force?"]
+    assert 'updates = "first"' in (shell.state / "policy.toml").read_text()
+    assert "release.updates: none before, first now" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("editor", "message"),
+    [
+        ("/nowhere/editor", "the editor `/nowhere/editor` cannot be started: No such file or directory"),
+        ("false", "the editor `false` ended with 1; nothing was changed"),
+    ],
+)
+def test_an_editor_that_does_not_work_changes_nothing(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, editor: str, message: str
+) -> None:
+    monkeypatch.setenv("VISUAL", editor)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    with pytest.raises(UsageProblem) as refused:
+        policy_edits.edit(shell.state)
+    assert refused.value.message == message
+    assert not (shell.state / "policy.toml").exists()
