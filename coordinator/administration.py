@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from coordinator import authority_commands, backups, journal, requests
+from coordinator import authority_commands, backups, journal, reading, requests
 from coordinator.acts import about, came_to
 from coordinator.answers import (
     Answer,
+    Changed,
     InvitationMade,
     Revoked,
     SiteList,
@@ -36,7 +37,7 @@ from wardround.local.person import Person, behind, who
 from wardround.signing.dsse import Envelope, fingerprint
 
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
-Progress = Callable[[Envelope | StudyStatus | JournalText], None]
+Progress = Callable[[Envelope | StudyStatus | JournalText | Changed], None]
 
 
 class Administration:
@@ -138,6 +139,8 @@ class Administration:
                 return self.studies.report(request.study)
             case requests.FollowStudy():
                 return self.studies.follow(request.study, progress)
+            case requests.WatchAll():
+                return reading.watch(self._engine, progress)
         raise TypeError(f"a request of kind {type(request).__name__}")
 
     def _copy_journal(self, progress: Progress) -> JournalCopied:

@@ -127,6 +127,12 @@ class StudyList(Answer):
     studies: tuple[StudyRow, ...]
 
 
+class Changed(Answer):
+    """Something is not as it was: a study, or who is connected. ``times``: how often since the watch began."""
+
+    times: int
+
+
 class StudyRenewed(Answer):
     """A new revision of a study. ``model``: the round of the old one that it begins from, 0 for its first model."""
 

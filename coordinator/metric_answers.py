@@ -9,6 +9,8 @@ from collections.abc import Mapping
 
 from coordinator.answers import Answer
 
+VAL_LOSS = "val_loss"  # by which the best global model is chosen
+
 
 class ReportedNumbers(Answer):
     """What one site reported with one accepted update, or in the closing round.

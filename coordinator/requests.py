@@ -13,6 +13,7 @@ from wardround.errors import UsageProblem
 from wardround.local.person import Person
 from wardround.records.schema import Strict
 
+READ_SOCKET = "read.sock"  # in the state directory: where questions alone are answered
 AskingPerson = Annotated[Person, BeforeValidator(Person.from_document), PlainSerializer(Person.document)]
 
 
@@ -241,12 +242,19 @@ class FollowStudy(StudyRequest):
     command: Literal["follow"] = "follow"
 
 
+class WatchAll(Request):
+    """That something changed, a progress item each, for as long as the service runs."""
+
+    command: Literal["watch"] = "watch"
+
+
 _KINDS: dict[object, type[Request]] = {
     kind.model_fields["command"].default: kind
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
         CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, EditStudy, ShowStatus, ShowFits,
-        ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CopyJournal, CreateSummary, ListSummaries,
+        ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CopyJournal, WatchAll, CreateSummary,
+        ListSummaries,
         ShowSummary, CloseSummary,
     )
 }  # fmt: skip

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +18,8 @@ from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, C
 from coordinator.connections import Connections, room
 from coordinator.context import Context
 from coordinator.members.authority import DAY_S, Authority, Lifetimes, Signing
+from coordinator.monitoring import families
+from coordinator.reading import Readers, questions_alone
 from coordinator.servicers import EnrolmentServicer, FederationServicer, SummariesServicer
 from coordinator.state_directory import State, split_address
 from coordinator.updates.decide import Uploads
@@ -31,6 +34,7 @@ from wardround.local.logs import log_to_stderr
 from wardround.records.event import CertificateFork
 from wardround.records.invitation import stamp
 from wardround.signing import certificates
+from wardround.web.monitoring import monitored
 
 MAX_SITES = 256  # as many as a study can list
 WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed
@@ -100,11 +104,13 @@ class Coordinator:
         fatal: Callable[[BaseException], None],
         listen: str = "",
         bounds: Bounds = DEFAULT,
+        readers: Readers | None = None,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """``listen``: HOST:PORT, where it is not the address that the sites connect to."""
         self._fatal = fatal
+        self._readers = readers or Readers(state.read)
         context = self.context = Context(state, wall_clock=wall_clock, monotonic=monotonic, fatal=fatal)
         self.listen = listen or context.config.address
         self.engine = context.engine
@@ -123,7 +129,7 @@ class Coordinator:
         options = [*rpc.SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", self._room.connections)]
         self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=WORKERS)
         self._add_servicers()
-        self._control: ControlServer | None = None
+        self._control: list[ControlServer] = []
         self._connections: Connections | None = None
 
     def start(self) -> None:
@@ -148,7 +154,13 @@ class Coordinator:
         self.engine.start()
         self._server.start()
         self._connections = Connections(port, self.calls.peers, self._room)
-        self._control = ControlServer(self.context.state.control, self.administration.run, fatal=self._fatal)
+        commands, readers = self.administration.run, self._readers
+        self._control.append(ControlServer(self.context.state.control, commands, fatal=self._fatal))
+        self._control.append(
+            ControlServer(
+                readers.socket, questions_alone(commands), fatal=self._fatal, users=readers.users, mode=readers.mode
+            )
+        )
 
     def stop(self) -> None:
         """Say goodbye to the sites, let the calls under way end, make durable what has arrived, and end."""
@@ -156,12 +168,21 @@ class Coordinator:
         self._server.stop(GRACE_S).wait()
         if self._connections is not None:
             self._connections.close()
-        if self._control is not None:
-            self._control.close()
+        for socket in self._control:
+            socket.close()
         self.engine.stop()
         self._pool.shutdown()
         self.calls.close()
         self.context.close()
+
+    def is_ready(self) -> bool:
+        """Whether the thread of the studies and the database answer."""
+        try:
+            self.administration.studies.listed(archived=False)
+            self.administration.sites()
+        except WardroundError:
+            return False
+        return True
 
     def _add_servicers(self) -> None:
         context = self.context
@@ -186,18 +207,32 @@ class Coordinator:
         self.uploads.drop_undecided(site)
 
 
-def serve(state: State, listen: str, bounds: Bounds = DEFAULT) -> None:
-    """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout."""
+def serve(
+    state: State, listen: str, bounds: Bounds = DEFAULT, *, readers: Readers | None = None, metrics: str = ""
+) -> None:
+    """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout.
+
+    Args:
+        readers: who else may ask, and where; None for this user in the state directory.
+        metrics: the address of metrics and health; "" for none.
+
+    Raises:
+        Unavailable: it cannot listen at an address.
+    """
     memory.hide()
     log_to_stderr()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     state.config()
     with set_by_signals(Latch()) as ended, StateLock(state.root, "coordinator serve"):
-        coordinator = Coordinator(state, fatal=end_now, listen=listen, bounds=bounds)
+        coordinator = Coordinator(state, fatal=end_now, listen=listen, bounds=bounds, readers=readers)
         coordinator.start()
-        print(f"ready {coordinator.listen}", flush=True)
-        ended.wait()
-        coordinator.stop()
+        told = partial(families, coordinator.administration, coordinator.context)
+        try:
+            with monitored(metrics, told, coordinator.is_ready):
+                print(f"ready {coordinator.listen}", flush=True)
+                ended.wait()
+        finally:
+            coordinator.stop()
 
 
 def end_now(error: BaseException) -> None:

@@ -5,7 +5,8 @@
 <state>/authority/                         who is who; see ``coordinator.members.authority``
 <state>/keys/receipt.pem                   signs receipts
 <state>/blobs/{models,uploads}/            tensors
-<state>/{lock,control.sock}                of the running service
+<state>/{lock,control.sock,read.sock}      of the running service
+<state>/dashboard/users.json               who may log in to the dashboard
 """
 
 import ipaddress
@@ -18,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import field_validator
 
 from coordinator.members.authority import Authority, Lifetimes
+from coordinator.requests import READ_SOCKET
 from coordinator.storage import database
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
@@ -68,6 +70,11 @@ class State:
     @property
     def control(self) -> Path:
         return self.root / "control.sock"
+
+    @property
+    def read(self) -> Path:
+        """The socket on which questions alone are answered."""
+        return self.root / READ_SOCKET
 
     @property
     def database(self) -> Path:

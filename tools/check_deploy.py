@@ -1,8 +1,9 @@
-"""Checks what is in deploy/, offline: units, users and folders, container files, the compose file.
+"""Checks what is in deploy/, offline: units, users and folders, container files, the compose file, Kubernetes.
 
-Each checker is the tool's own: systemd-analyze, systemd-sysusers, hadolint, check-jsonschema, yamllint. What no tool
-knows (a trainer has no network, nothing runs as root) is checked here. Without systemd its checks are left out with a
-line that says so; under CI they may not be.
+Each checker is the tool's own: systemd-analyze, systemd-sysusers, hadolint, check-jsonschema, yamllint,
+kubernetes-validate. What no tool knows (a trainer has no network, nothing runs as root, no file that an image copies is
+left out of its build) is checked here. Without systemd its checks are left out with a line that says so; under CI they
+may not be.
 """
 
 import os
@@ -20,6 +21,8 @@ EXPOSURE = {  # ten times the most that `systemd-analyze security` may say; depl
     "wardround-gateway.service": 13,
     "wardround-trainer.service": 10,
     "wardround-coordinator.service": 13,
+    "wardround-page.service": 13,
+    "wardround-dashboard.service": 13,
 }
 NO_SUCH_PROGRAM = re.compile(r"^ExecStart=/opt/wardround/bin/[a-z-]+", re.MULTILINE)
 
@@ -75,6 +78,90 @@ def check_containers(deploy: Path) -> list[str]:
     return faults
 
 
+def check_build_contexts(deploy: Path) -> list[str]:
+    """What a container file copies from the checkout, and its .dockerignore leaves out."""
+    faults = []
+    for file in sorted((deploy / "containers").glob("Containerfile.*")):
+        if file.suffix == ".dockerignore":
+            continue
+        kept = re.findall(r"^!(\S+)$", file.with_name(f"{file.name}.dockerignore").read_text(), re.MULTILINE)
+        for line in re.findall(r"^COPY (?!--from)(.+)$", file.read_text(), re.MULTILINE):
+            for source in line.split()[:-1]:
+                if not any(source == name or source.startswith(f"{name}/") for name in kept):
+                    faults.append(f"{file.name}: copies {source}, which its .dockerignore leaves out")
+    return faults
+
+
+def check_kubernetes(deploy: Path) -> list[str]:
+    """What the schemas of Kubernetes and yamllint say, and what the manifests promise about pods and their network."""
+    import yaml
+
+    folder = deploy / "kubernetes"
+    said = _run(
+        [_tool("yamllint"), "--strict", "--config-file", str(deploy / ".yamllint.yaml"), str(folder)],
+    )
+    faults = [] if said.returncode == 0 else [(said.stdout + said.stderr).strip()]
+    for room in sorted(path for path in folder.iterdir() if path.is_dir()):
+        kustomization = yaml.safe_load((room / "kustomization.yaml").read_text())
+        present = {path.name for path in room.glob("*.yaml")} - {"kustomization.yaml"}
+        if present != set(kustomization["resources"]):
+            faults.append(f"kubernetes/{room.name}: has {sorted(present)}, lists {sorted(kustomization['resources'])}")
+        documents = []
+        for file in sorted(present):
+            valid = _run([_tool("kubernetes-validate"), "--strict", "--quiet", str(room / file)])
+            if valid.returncode != 0:
+                faults.append(f"kubernetes/{room.name}/{file}: {(valid.stdout + valid.stderr).strip()}")
+            documents += list(yaml.safe_load_all((room / file).read_text()))
+        faults += [f"kubernetes/{room.name}: {fault}" for fault in pod_faults(documents) + network_faults(documents)]
+    return faults
+
+
+def pod_faults(documents: list[dict[str, Any]]) -> list[str]:
+    """Every pod closed, and patients mounted where no gateway is."""
+    faults = []
+    for document in (one for one in documents if one["kind"] == "StatefulSet"):
+        name, pod = document["metadata"]["name"], document["spec"]["template"]["spec"]
+        user = pod.get("securityContext", {})
+        if not user.get("runAsNonRoot") or user.get("seccompProfile") != {"type": "RuntimeDefault"}:
+            faults.append(f"{name} may run as root, or without seccomp")
+        if (
+            pod.get("automountServiceAccountToken") is not False
+            or pod.get("hostNetwork")
+            or document["spec"]["replicas"] != 1
+        ):
+            faults.append(f"{name} has a token of the cluster, the node's network, or more than one replica")
+        for container in pod["containers"] + pod.get("initContainers", []):
+            if container.get("securityContext") != {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            }:  # fmt: skip
+                faults.append(f"{name}: container {container['name']} is not closed")
+            mounts = {mount["name"]: mount.get("readOnly", False) for mount in container["volumeMounts"]}
+            if name != "trainer" and mounts.keys() & {"tables", "studies", "results"}:
+                faults.append(f"{name}: container {container['name']} sees patients or private modules")
+            if name == "trainer" and not mounts["tables"]:
+                faults.append(f"{name}: the tables can be written")
+    return faults
+
+
+def network_faults(documents: list[dict[str, Any]]) -> list[str]:
+    """Every pod refused by default; the trainer, and the coordinator on its way out, without exception."""
+    policies = [one for one in documents if one["kind"] == "NetworkPolicy"]
+    closed = [one for one in policies if one["spec"]["podSelector"] == {}]
+    faults = []
+    if not any(
+        set(one["spec"]["policyTypes"]) == {"Ingress", "Egress"} and "egress" not in one["spec"] for one in closed
+    ):
+        faults.append("no policy closes every pod of the namespace")
+    for policy in policies:
+        label = policy["spec"]["podSelector"].get("matchLabels", {}).get("app.kubernetes.io/name", "")
+        if label == "wardround-trainer":
+            faults.append("a policy opens the trainer")
+        for rule in policy["spec"].get("egress", []):
+            if not rule.get("to") or not rule.get("ports"):
+                faults.append(f"policy {policy['metadata']['name']} lets its pods reach anything")
+    return faults
+
+
 def check_compose_rules(services: dict[str, dict[str, Any]]) -> list[str]:
     """What the compose file promises about every service, and about trainers."""
     faults = []
@@ -121,7 +208,9 @@ def main() -> int:
     else:
         print("left out: systemd-analyze is not on this machine, so the units were not checked", file=sys.stderr)
     faults += check_containers(DEPLOY)
+    faults += check_build_contexts(DEPLOY)
     faults += check_compose_rules(_services(DEPLOY))
+    faults += check_kubernetes(DEPLOY)
     syntax = _run(["sh", "-n", str(DEPLOY / "systemd" / "install")])
     if syntax.returncode != 0:
         faults.append(syntax.stderr.strip())

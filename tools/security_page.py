@@ -23,6 +23,7 @@ PARTIES = {
     "test_insider": "An insider who edits the ledger afterwards",
     "test_other_user": "Another user of the hospital's machine",
     "test_network": "The network between",
+    "test_browser": "Another page in the browser of whoever is logged in, or whoever finds the port of a page",
     "test_fault": "A fault, or a race",
 }
 

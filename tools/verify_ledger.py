@@ -54,12 +54,11 @@ TENSOR = forms("bundle name dtype encoding", "bytes", "sha256", shape=["count"])
 CITED, ENVELOPE = forms("ledger_id", "lines", "head"), forms("payload_type payload keyid signature")
 FORM_OF = forms(
     "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind "
-    "request",
-    "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try sent left_out "
-    "min_count digits rows estimate_s",
-    "prev manifest_sha256 ledger_key receipt_key update request_sha256 summary_sha256", by=forms("name", "uid"),
-    tensors=[TENSOR], continues=CITED, columns=[forms("column", "values missing")], envelope=ENVELOPE, sources=["text"],
-    metrics=[forms("name value")], methods=[forms("method", "count bytes")], plugins=[forms("name version")],
+    "request", "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try "
+    "sent left_out min_count digits rows estimate_s", "prev manifest_sha256 ledger_key receipt_key update "
+    "request_sha256 summary_sha256", by=forms("name", "uid"), also_by=[forms("name", "uid")], tensors=[TENSOR],
+    columns=[forms("column", "values missing")], envelope=ENVELOPE, sources=["text"], metrics=[forms("name value")],
+    methods=[forms("method", "count bytes")], plugins=[forms("name version")], continues=CITED,
 )  # fmt: skip
 RECEIPT_FORM = forms(
     "receipt_id federation site study upload_id manifest_sha256 decision code tensor time ledger_key",

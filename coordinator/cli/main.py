@@ -1,6 +1,19 @@
 """``coordinator``: the application, with one module for each group of its commands."""
 
-from coordinator.cli import authority, backups, doctor, journal, ledgers, members, models, setup, studies, summaries
+from coordinator.cli import (
+    authority,
+    backups,
+    curves,
+    dashboard,
+    doctor,
+    journal,
+    ledgers,
+    members,
+    models,
+    setup,
+    studies,
+    summaries,
+)
 from wardround.cli import application, run
 
 app = application("coordinator", "Invite hospitals and run the rounds of their studies.")
@@ -17,9 +30,11 @@ app.command()(ledgers.receipts)
 app.command()(ledgers.rollover)
 app.add_typer(authority.app, name="authority")
 app.add_typer(journal.app, name="journal")
+studies.app.command()(curves.export)
 app.add_typer(studies.app, name="study")
 app.add_typer(summaries.app, name="summary")
 app.add_typer(models.app, name="models")
+app.add_typer(dashboard.app, name="dashboard")
 
 
 def main() -> None:

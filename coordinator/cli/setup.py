@@ -1,13 +1,15 @@
 """``coordinator init``, ``upgrade`` and ``serve``: the state directory, and the service on it."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.options import State
 from coordinator.journal_records import Known
-from wardround.cli import say
+from wardround.cli import LogFormat, Metrics, say
+from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
     from coordinator.state_directory import State as Place
@@ -78,11 +80,33 @@ def serve(
     calls_a_second: Annotated[
         int, typer.Option(min=1, metavar="N", help="Calls that one peer may make each second after a burst.")
     ] = 100,
+    read_socket: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="The socket of the dashboard, if not DIR/read.sock: questions alone."),
+    ] = None,
+    reader: Annotated[
+        str, typer.Option(metavar="USER", help="The user that the dashboard runs as, if it has one of its own.")
+    ] = "",
+    metrics: Metrics = "",
+    log_format: LogFormat = "text",
 ) -> None:
     """Serve the federation until SIGTERM. Prints `ready HOST:PORT`."""
     from coordinator.calls import Bounds
+    from coordinator.reading import Readers
     from coordinator.server import serve as serve_forever
     from coordinator.state_directory import State as Place
+    from wardround.local.logs import use_format
 
+    use_format(log_format)
     bounds = Bounds(first_message_s, rate_bytes, rate_s, burst, calls_a_second, left_s=rate_s)
-    serve_forever(Place(state), listen, bounds)
+    readers = Readers(read_socket or Place(state).read, _uid(reader) if reader else None)
+    serve_forever(Place(state), listen, bounds, readers=readers, metrics=metrics)
+
+
+def _uid(user: str) -> int:
+    import pwd
+
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise UsageProblem(f"this machine has no user `{user[:64]}`", hint="--reader USER") from None

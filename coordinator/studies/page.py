@@ -6,10 +6,9 @@ Participation is told truthfully: a site's round counts as contributed where its
 from collections.abc import Iterator, Sequence
 
 from coordinator.answers import StudyReport
-from coordinator.metric_answers import StudyMetrics
+from coordinator.metric_answers import VAL_LOSS, StudyMetrics
 from coordinator.studies.page_facts import AttemptFacts, SiteFacts, StudyFacts
 from coordinator.studies.state import Outcome, Phase
-from coordinator.studies.study import VAL_LOSS
 from wardround.pages import rendering
 from wardround.pages.blocks import Answer, Block, Claim, Facts, Grid, Heading, Page, Paragraph, Tone
 from wardround.pages.charts import LineChart, line_chart
@@ -34,12 +33,17 @@ def page(report: StudyReport, metrics: StudyMetrics | None = None) -> str:
 
     ``metrics``: what the sites reported, as ``metrics_of`` takes it from the report; without it only the loss is drawn.
     """
+    return rendering.html(blocks_of(report, metrics))
+
+
+def blocks_of(report: StudyReport, metrics: StudyMetrics | None = None) -> Page:
+    """What the page shows, for a file and for the dashboard. Arguments as of ``page``."""
     study = StudyFacts.from_report(report, metrics)
     blocks = (
         _answer(study), *_head(study), *_losses(study), *_metrics(study), *_participation(study), *_lateness(study),
         *_absences(study), *_rounds(study),
     )  # fmt: skip
-    return rendering.html(Page(study.title, f"Study report · federation {study.federation}", blocks))
+    return Page(study.title, f"Study report · federation {study.federation}", blocks)
 
 
 def _answer(study: StudyFacts) -> Answer:

@@ -23,6 +23,7 @@ from coordinator.answers import (
     StudyStatus,
     TensorRow,
 )
+from coordinator.metric_answers import VAL_LOSS
 from coordinator.storage import tables
 from coordinator.studies import fits
 from coordinator.studies.history import (
@@ -44,7 +45,7 @@ from coordinator.studies.participation import (
     usual_seconds,
 )
 from coordinator.studies.state import Answer, Kind, Outcome, Phase, site_states
-from coordinator.studies.study import VAL_LOSS, Study
+from coordinator.studies.study import Study
 from fl_algorithms.server.best import mean_loss
 from fl_algorithms.server.limits import Account
 

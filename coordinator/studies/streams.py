@@ -97,10 +97,12 @@ class Streams:
         if old := self._of_sites.get(site):
             old.end()
         self._of_sites[site] = stream
+        self.tell_followers("")
 
     def close(self, site: str, stream: Stream) -> None:
         if self._of_sites.get(site) is stream:
             del self._of_sites[site]
+            self.tell_followers("")
 
     def push(self, site: str, item: Message | None) -> None:
         """Send something to a site, if it is connected."""
@@ -108,7 +110,7 @@ class Streams:
             stream.put(item)
 
     def follow(self, study: str) -> Changes:
-        """Where the changes of a study are told from now on."""
+        """Where the changes of a study are told from now on; of "", those of all studies and of who is connected."""
         changes = Changes()
         self._followers.append((study, changes))
         return changes
@@ -118,7 +120,7 @@ class Streams:
 
     def tell_followers(self, study: str) -> None:
         for followed, changes in self._followers:
-            if followed == study:
+            if followed in ("", study):
                 changes.tell()
 
     def say_goodbye(self) -> None:

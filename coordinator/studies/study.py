@@ -8,6 +8,7 @@ from functools import cached_property
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from coordinator.metric_answers import VAL_LOSS
 from coordinator.models.kept import manifest_of
 from coordinator.storage import tables
 from coordinator.storage.database import Store, changed
@@ -24,7 +25,6 @@ from wardround.records.plugins import PluginTable
 from wardround.records.study import StudyFile
 from wardround.tensors.manifests import Manifest, TensorSpec
 
-VAL_LOSS = "val_loss"
 log = logging.getLogger(__name__)
 
 

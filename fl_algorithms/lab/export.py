@@ -7,11 +7,7 @@
 All of it is written into a folder. No server is asked and nothing is sent.
 """
 
-import os
-import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,34 +15,12 @@ from fl_algorithms.lab import run_folder, significance, tables
 from fl_algorithms.lab.latex import latex
 from fl_algorithms.lab.report import SCORE_COLUMNS, as_csv
 from fl_algorithms.lab.results import Results, load
-from wardround.errors import BadData, CannotWrite, NeedsPerson
+from fl_algorithms.tracking import Exported, flat, to_mlflow, to_tensorboard
+from wardround.errors import BadData
 from wardround.local import durable
 from wardround.pages.blocks import Grid
 
 Target = Literal["csv", "latex", "mlflow", "tensorboard"]
-LONGEST = 500  # of a parameter's text in MLflow
-BATCH = 1000  # metrics in one call, at most
-NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_ENABLE_ASYNC_LOGGING": "false"}
-
-
-@dataclass(frozen=True)
-class Exported:
-    """One of our runs.
-
-    Attributes:
-        group: the row of the suite, or the study's method.
-        settings: "training.learning_rate" -> as text.
-        series: name -> (step, value), the learning curves; a score alone is of the last step.
-    """
-
-    group: str
-    seed: int
-    settings: dict[str, str]
-    series: dict[str, list[tuple[int, float]]]
-
-    @property
-    def name(self) -> str:
-        return f"{self.group}, seed {self.seed}"
 
 
 def export(folder: Path, target: Target, out: Path) -> list[Path]:
@@ -64,7 +38,7 @@ def export(folder: Path, target: Target, out: Path) -> list[Path]:
             durable.write_file(out / name, text)
         return [out / name for name in files]
     runs = list(exported(folder))
-    return _to_mlflow(runs, out) if target == "mlflow" else _to_tensorboard(runs, out)
+    return to_mlflow(runs, out) if target == "mlflow" else to_tensorboard(runs, out)
 
 
 def exported(folder: Path) -> Iterator[Exported]:
@@ -72,7 +46,7 @@ def exported(folder: Path) -> Iterator[Exported]:
     if (folder / "suite.json").is_file():
         for row in load(folder).reported:
             for seed, run in row.runs.items():
-                yield Exported(row.name, seed, _flat(run["study"]), _scores(run["checkpoints"], run["best_round"] or 0))
+                yield Exported(row.name, seed, flat(run["study"]), _scores(run["checkpoints"], run["best_round"] or 0))
         return
     asked, seeds = _run_of(folder)
     for seed in seeds:
@@ -84,7 +58,7 @@ def exported(folder: Path) -> Iterator[Exported]:
         last = max((step for values in series.values() for step, _ in values), default=0)
         study = asked["study"]
         yield Exported(
-            study["algorithm"]["name"], seed, _flat(study), series | _scores(result["checkpoints"], last)
+            study["algorithm"]["name"], seed, flat(study), series | _scores(result["checkpoints"], last)
         )  # fmt: skip
 
 
@@ -109,17 +83,6 @@ def _scores(checkpoints: Mapping[str, Any], step: int) -> dict[str, list[tuple[i
         for metric, score in checkpoint["scores"].items()
         if score is not None
     }
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """A study's settings, each with its whole key."""
-    found: dict[str, str] = {}
-    for key, value in document.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = str(value)[:LONGEST]
-    return found
 
 
 def _tables(folder: Path, target: Target) -> dict[str, bytes]:
@@ -168,59 +131,3 @@ def _of_run(folder: Path, target: Target) -> dict[str, bytes]:
         return {"scores.csv": as_csv(columns, ((*row[:-1], repr(row[-1])) for row in rows))}
     grid = Grid(columns, tuple((*row[:-1], f"{row[-1]:.4f}") for row in rows), 5)
     return {"scores.tex": latex(grid, "Scores of each seed and site", "scores").encode()}
-
-
-def _to_mlflow(runs: Sequence[Exported], out: Path) -> list[Path]:
-    os.environ.update(NO_TELEMETRY)  # before the import, which would otherwise report its use
-    try:
-        from mlflow.entities import Metric, Param
-        from mlflow.tracking import MlflowClient
-    except ImportError:
-        raise NeedsPerson(
-            "an export to MLflow needs mlflow, which is not installed", hint="`pip install 'wardround[mlflow]'`"
-        ) from None
-    path = (out / "mlflow.db").absolute()
-    if path.exists():
-        raise CannotWrite(f"{path} exists already; MLflow would have every run twice", hint="another --out")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what MLflow uses of SQLAlchemy
-        client = MlflowClient(tracking_uri=f"sqlite:///{path}")
-        experiments: dict[str, str] = {}
-        for run in runs:
-            if run.group not in experiments:
-                held = client.get_experiment_by_name(run.group)
-                experiments[run.group] = (
-                    client.create_experiment(run.group, artifact_location=(out / "artifacts").absolute().as_uri())
-                    if held is None
-                    else held.experiment_id
-                )
-            made = client.create_run(experiments[run.group], run_name=run.name, tags={"seed": str(run.seed)})
-            now = int(time.time() * 1000)
-            metrics = [
-                Metric(name, value, now, step) for name, values in run.series.items() for step, value in values
-            ]  # fmt: skip
-            client.log_batch(made.info.run_id, params=[Param(*pair) for pair in run.settings.items()])
-            for start in range(0, len(metrics), BATCH):
-                client.log_batch(made.info.run_id, metrics=metrics[start : start + BATCH])
-            client.set_terminated(made.info.run_id)
-    return [path]
-
-
-def _to_tensorboard(runs: Sequence[Exported], out: Path) -> list[Path]:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise NeedsPerson(
-            "an export to TensorBoard needs tensorboard, which is not installed",
-            hint="`pip install 'wardround[tensorboard]'`",
-        ) from None
-    made = []
-    for run in runs:
-        path = out / run.group / f"seed-{run.seed}"
-        with SummaryWriter(str(path)) as writer:
-            for name, values in run.series.items():
-                for step, value in values:
-                    writer.add_scalar(name, value, step)
-            writer.add_text("settings", "\n\n".join(f"{key} = {value}" for key, value in run.settings.items()))
-        made.append(path)
-    return made

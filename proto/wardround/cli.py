@@ -1,18 +1,20 @@
 """What the three commands share: errors become a sentence, a hint and an exit code; results go to stdout."""
 
+import getpass
 import json
 import os
 import re
 import shlex
 import sys
 import traceback
-from typing import Annotated, Any, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from wardround import __version__
-from wardround.errors import NeedsPerson, UsageProblem, WardroundError
+from wardround.errors import BadData, NeedsPerson, UsageProblem, WardroundError
 from wardround.local import memory
 from wardround.terminal import escaped, screened
 
@@ -25,6 +27,32 @@ STATELESS = (  # without a --state
     "coordinator study check", "coordinator study new", "coordinator journal verify", "coordinator authority sign",
     "coordinator authority new-root",
 )  # fmt: skip
+LogFormat = Annotated[
+    Literal["text", "json"],
+    typer.Option(
+        envvar="WARDROUND_LOG_FORMAT", help="How the log is written: a line of text, or one JSON object each."
+    ),
+]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        "--metrics",
+        metavar="HOST:PORT|unix:PATH",
+        help="Answer /metrics, /healthz and /readyz there. Without it, nothing listens.",
+    ),
+]
+Origin = Annotated[
+    str,
+    typer.Option(metavar="https://NAME", help="What browsers call the page, where a proxy with TLS stands before it."),
+]
+Certificate = Annotated[
+    Path | None, typer.Option(metavar="FILE.pem", help="For TLS of its own: the certificate, with its chain.")
+]
+Key = Annotated[Path | None, typer.Option(metavar="FILE.pem", help="The certificate's private key.")]
+PasswordFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE|-", help="Take the password from a file's first line, or - for stdin; for scripts."),
+]
 _program = ""  # whose command this process is
 # Typer carries its own copy of Click, or uses the installed one, by version; its public BadParameter leads to either.
 _UNSEEN = re.compile(r"[^ -~]")
@@ -114,6 +142,27 @@ def _run(app: typer.Typer) -> NoReturn:
         code = CRASH
     _flush()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def new_password(source: str | None) -> str:
+    """A password that somebody chose: from a file, stdin, or typed twice and not shown.
+
+    Raises:
+        UsageProblem: it was typed otherwise the second time, or there is no terminal to ask at.
+        BadData: the file cannot be read.
+    """
+    if source is not None:
+        try:
+            text = sys.stdin.readline(4096) if source == "-" else Path(source).read_text()[:4096]
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadData(f"{source}: no password can be read there ({error})") from None
+        return text.partition("\n")[0]
+    if not sys.stdin.isatty():
+        raise UsageProblem("there is no terminal to ask for a password at", hint="give --password-file FILE, or -")
+    password = getpass.getpass("Password (not shown): ")
+    if getpass.getpass("The same again: ") != password:
+        raise UsageProblem("the two passwords are not the same; nothing was changed")
+    return password
 
 
 def say_error(error: WardroundError) -> None:

@@ -203,8 +203,7 @@ def _study_facts(name: str, study: _Study, receipts: Mapping[str, Receipt]) -> S
     return StudyFacts(
         name=name,
         consents=tuple(
-            f"{consent.event} by {consent.by.name if consent.by is not None else 'somebody'} on {when(time)}"
-            + _code(consent)
+            f"{consent.event} by {_people(consent)} on {when(time)}" + _code(consent)
             for time, consent in study.consents
         ),
         exposure=exposed(exposure, study.approved.own_model if study.approved is not None else "") if exposure else "",
@@ -216,6 +215,12 @@ def _study_facts(name: str, study: _Study, receipts: Mapping[str, Receipt]) -> S
         approval=study.approved.approval if study.approved is not None else None,
         decisions=tuple(_decision(time, entry) for time, entry in study.stopped),
     )
+
+
+def _people(consent: ConsentEntry) -> str:
+    """Who decided, by name; of an approval by several people, all of them."""
+    last = consent.by.name if consent.by is not None else "somebody"
+    return " and ".join([last, *(person.name for person in consent.also_by or ())])
 
 
 def _code(consent: ConsentEntry) -> str:

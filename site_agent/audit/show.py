@@ -105,7 +105,8 @@ def _words(entry: Entry) -> str:
             network = f", network {entry.network}" if entry.network is not None else ""
             weights = f", weights {entry.weights_digest[:12]}" if entry.weights_digest is not None else ""
             plugins = "".join(f", code of plug-in {row.name} {row.version}" for row in entry.plugins or ())
-            return f"{entry.study} {entry.event}{_by_words(entry.by)}{network}{weights}{plugins}"
+            also = "".join(f" and {person.words()}" for person in entry.also_by or ())
+            return f"{entry.study} {entry.event}{_by_words(entry.by)}{also}{network}{weights}{plugins}"
         case SessionEntry():
             sent = f", {size(entry.bytes_up)} sent" if entry.bytes_up is not None else ""
             return f"{entry.event} {entry.peer or ''}{sent}"

@@ -14,13 +14,14 @@ from site_agent.cli.doctor import doctor
 from site_agent.cli.joining import join
 from site_agent.cli.options import State
 from site_agent.cli.pack import pack
+from site_agent.cli.page import page_app
 from site_agent.cli.policy import policy_app
 from site_agent.cli.release import leave, reject, release
 from site_agent.cli.service import joined
 from site_agent.cli.setup import setup
 from site_agent.cli.status import status, studies
 from site_agent.cli.study import approve, preview, withdraw
-from wardround.cli import application, run, say
+from wardround.cli import LogFormat, Metrics, application, run, say
 
 app = application(
     "site-agent", "Train models with other hospitals. Patient records, private modules and keys stay here."
@@ -30,6 +31,7 @@ app.add_typer(models_app, name="models")
 app.add_typer(policy_app, name="policy")
 app.add_typer(audit_app, name="audit")
 audit_app.command("pack")(pack)
+app.add_typer(page_app, name="page")
 
 app.command("setup")(setup)
 app.command("join")(join)
@@ -64,6 +66,8 @@ def serve(
             help="How many processes of the trainer read images ahead, where they do not fit the study's cache.",
         ),
     ] = 0,
+    metrics: Metrics = "",
+    log_format: LogFormat = "text",
     trainer_idle_exit: Annotated[
         int,
         typer.Option(
@@ -76,6 +80,9 @@ def serve(
     ] = 0,
 ) -> None:
     """Run the service until SIGTERM: it takes assignments, trains, and sends what was approved. Prints `ready`."""
+    from wardround.local.logs import use_format
+
+    use_format(log_format)
     hardware = Hardware(device, workers)
     if only == "trainer":
         from site_agent.trainer.listener import listen_forever
@@ -88,7 +95,7 @@ def serve(
     if only is None:
         say("gateway and trainer run as one user; use --only gateway and --only trainer to keep them apart")
     idle = ["--trainer-idle-exit", str(trainer_idle_exit)] if trainer_idle_exit else []
-    run_service(here, with_trainer=only is None, options=[*hardware.options, *idle])
+    run_service(here, with_trainer=only is None, options=[*hardware.options, *idle], metrics=metrics)
 
 
 app.command("status")(status)

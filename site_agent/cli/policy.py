@@ -109,6 +109,8 @@ def check_policy(
     print(f"a model that is this site's alone: {_models(parsed.models)}")
     print("plug-ins that may run here: " + ("; ".join(map(str, parsed.plugins.allow)) or "none"))
     print(f"counts: {parsed.counts.form} at most; a person releases: {parsed.release.updates}")
+    if parsed.approval.persons > 1:
+        print(f"a study is in force when {parsed.approval.persons} different people have approved it")
     print("quotas: " + ", ".join(f"{most:,} {name.replace('_', ' ')}" for name, most in parsed.quotas))
     say_next("next: `site-agent policy explain STUDY`")
 

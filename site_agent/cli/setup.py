@@ -172,8 +172,8 @@ def _policy(here: "SiteState", site: "Site", study: str) -> None:
     """
     from site_agent.cli.merging import proposal, show_proposal, write_proposal
     from site_agent.cli.policy import study_request
+    from site_agent.cli.policy_edits import put_policy
     from site_agent.gateway.policy import text as policy_text
-    from wardround.local.durable import write_file
 
     request = study_request(here, site, study)
     if not here.policy.exists():
@@ -183,7 +183,7 @@ def _policy(here: "SiteState", site: "Site", study: str) -> None:
         if len(lines) > LONGEST_SHOWN:
             say(f"... and {len(lines) - LONGEST_SHOWN} lines more, which {here.policy} will have")
         typer.confirm(f"Put this in force, as {here.policy}?", abort=True, err=True)
-        write_file(here.policy, text.encode(), mode=0o640, replace=False)
+        put_policy(here, text.encode(), b"")
         say("It is yours: edit it whenever you like")
     proposed = proposal(here, request)
     if proposed.changes:

@@ -118,9 +118,9 @@ def print_history(here: "SiteState", *, json: bool) -> None:
         print_json({"history": [codec.to_document(consent) for _, consent in acts]})
         return
     for when, consent in acts:
-        by = consent.withdrawn_by or consent.approved_by
+        by = " and ".join(one.text for one in ((consent.withdrawn_by,) if consent.withdrawn_by else consent.people))
         print(
-            f"{when[:16].replace('T', ' ')} UTC  {consent.study}  {consent.state} by {by.text}: revision "
+            f"{when[:16].replace('T', ' ')} UTC  {consent.study}  {consent.state} by {by}: revision "
             f"{consent.revision}, digest {consent.study_digest[:12]}, {consent.rounds} rounds, "
             f"data `{consent.data.name}`"
         )

@@ -20,6 +20,7 @@ from site_agent.gateway.consent.changes import data_differences, differences
 from site_agent.gateway.consent.facts import begins_with, facts
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import consent_entry, person_entry
+from site_agent.gateway.endorsing import approved_together
 from site_agent.gateway.exit import egress, receipt_copy
 from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
@@ -139,8 +140,7 @@ class CommandHandler:
             NotPermitted: the policy does not let the study's plug-ins run here.
             WardroundError: what the trainer says.
         """
-        offer = self._state.offer(study)
-        consent = self._state.consent(study)
+        offer, consent = self._state.offer(study), self._state.consent(study)
         data = data or (consent.data.name if consent is not None else "")
         described = self._describe(offer, data)
         approvals.refuse_other_tensors(offer, described)
@@ -160,8 +160,7 @@ class CommandHandler:
         """Beside the last consent; where there is none, beside what was shown last."""
         consent = self._state.consent(offer.study)
         before = consent.account if consent is not None else self._state.preview(offer.study)
-        what = "approved" if consent is not None else "shown"
-        records = consent.validation_rows if consent is not None else None
+        what, records = ("approved", consent.validation_rows) if consent is not None else ("shown", None)
         request = approvals.study_request(offer, self.policy.coordinator, records, described.exposure)
         try:
             lines = text.lines(load(self._state.policy), request)
@@ -180,8 +179,8 @@ class CommandHandler:
 
         Raises:
             UsageProblem: no such study, or it is over.
-            NeedsPerson: what is offered now is not what was shown; there is no policy; or the trainer's list of tensors
-                is not the coordinator's.
+            NeedsPerson: what is offered now is not what was shown; there is no policy; the trainer's list of tensors is
+                not the coordinator's; or the policy wants further people, see ``approved_together``.
             NotPermitted: the policy denies something that the study asks.
             WardroundError: what the trainer says about the data.
         """
@@ -217,6 +216,7 @@ class CommandHandler:
                     f"study `{study}` changed while it was approved: {'; '.join(differences(consent, now))}",
                     hint=f"`site-agent preview {study} --data {data}`; nothing was approved",
                 )
+            consent = approved_together(self._state, self._ledger, consent, policy.approval.persons)
             self._record(consent, "approved", person)  # first: no consent is in force that the ledger does not hold
             self._state.save_consent(consent)
         return consent

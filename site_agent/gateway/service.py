@@ -9,6 +9,7 @@ from site_agent.gateway import requests
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import person_entry
+from site_agent.gateway.monitoring import Monitoring
 from site_agent.gateway.trainer_process import TrainerProcess
 from site_agent.state import formats
 from site_agent.state.directory import SiteState
@@ -17,17 +18,19 @@ from wardround.errors import UsageProblem
 from wardround.local import control, durable, memory
 from wardround.local.event import set_by_signals
 from wardround.local.logs import log_to_stderr
+from wardround.web.monitoring import monitored
 
 log = logging.getLogger(__name__)
 
 
-def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) -> None:
+def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), metrics: str = "") -> None:
     """Serve until SIGTERM or SIGINT. Prints ``ready`` on stdout when commands and, if it is ours, the trainer answer.
 
     The coordinator need not be reachable: the agent goes on trying, and says so.
 
     Args:
         options: for the trainer's command line.
+        metrics: the address of metrics and health, of this machine alone; "" for none.
 
     Raises:
         NeedsPerson: not joined, a broken ledger, or the coordinator refuses this site for good.
@@ -45,7 +48,7 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) ->
         try:
             agent = Agent(state)
             try:
-                _serve(state, agent, trainer)
+                _serve(state, agent, trainer, metrics)
             finally:
                 agent.stop()
         finally:
@@ -53,14 +56,18 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = ()) ->
                 trainer.stop()
 
 
-def _serve(state: SiteState, agent: Agent, trainer: TrainerProcess | None) -> None:
+def _serve(state: SiteState, agent: Agent, trainer: TrainerProcess | None, metrics: str) -> None:
     dispatcher = RequestDispatcher(state, agent)
     if trainer is not None:
         trainer.keep(agent.fail)
         dispatcher = RequestDispatcher(state, agent, lambda: trainer.problem)
     server = control.ControlServer(state.control, dispatcher.answer_document, fatal=agent.fail)
+    monitoring = Monitoring(state, dispatcher.status)
     try:
-        with set_by_signals(agent.stopped):
+        with (
+            set_by_signals(agent.stopped),
+            monitored(metrics, monitoring.families, monitoring.is_ready, only_here=True),
+        ):
             agent.start()
             print("ready", flush=True)
             error = agent.wait()
@@ -82,13 +89,18 @@ class RequestDispatcher:
         """The answer to one request, both as JSON. Raises UsageProblem: it is no request."""
         return self._answer(requests.request_from(document), progress).document()
 
+    def status(self) -> requests.ServiceStatus:
+        """How the service runs now."""
+        agent = self._agent
+        return requests.ServiceStatus(
+            agent.connected, os.geteuid(), agent.certificate_fork_since, self._trainer_problem()
+        )
+
     def _answer(self, request: requests.AnyRequest, progress: control.Reply) -> requests.Answer | Preview:
         agent, handler = self._agent, self._agent.commands
         match request:
             case requests.Status():
-                return requests.ServiceStatus(
-                    agent.connected, os.geteuid(), agent.certificate_fork_since, self._trainer_problem()
-                )
+                return self.status()
             case requests.Refresh():
                 agent.refresh()
                 return requests.Done()

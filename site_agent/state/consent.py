@@ -11,7 +11,7 @@ from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.journal import Journal
 from site_agent.state.offer import StudyDocument, plugins_in, reported_of, rounds_of
-from site_agent.state.person import KnownPerson
+from site_agent.state.person import KnownPerson, Person
 from site_agent.state.tensors import Specs
 from wardround.records.plugins import Plugin
 from wardround.records.study import ReportedSection
@@ -74,6 +74,7 @@ class Consent:
         document: the resolved study, as it was when it was approved: perhaps by an older release.
         attempts: how often each of its rounds may be asked for.
         files: how the data's files lay there when they were read for the approval.
+        also_by: who approved exactly this before ``approved_by`` did, where the policy wants more than one person.
     """
 
     study: str
@@ -98,6 +99,7 @@ class Consent:
     files: Annotated[FilesStatus, Field(alias="seen")]
     withdrawn_by: KnownPerson | None = None
     withdrawn_at: str = ""
+    also_by: tuple[KnownPerson, ...] = ()
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -109,6 +111,11 @@ class Consent:
     def digest(self) -> str:
         """SHA-256 (hex) of its file: another each time that somebody approves."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @property
+    def people(self) -> tuple[Person, ...]:
+        """Everyone who approved it, each once."""
+        return (*self.also_by, self.approved_by)
 
     @property
     def rounds(self) -> int:
@@ -134,6 +141,26 @@ class Consent:
     def train_rows(self) -> int:
         """The rows that a study trains on: all but those that it validates with. The data's digest pins both."""
         return self.rows - self.validation_rows
+
+
+@dataclass(frozen=True)
+class Endorsement:
+    """What some people approved who are not enough by the policy: nothing of it is in force.
+
+    Attributes:
+        account: the digest of the account that each was shown. data: what each approved it for.
+        by: who, in their order.
+    """
+
+    account: str
+    data: TrainedData
+    by: tuple[KnownPerson, ...]
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    def is_of(self, consent: Consent) -> bool:
+        """Whether they approved exactly what ``consent`` is of."""
+        return (self.account, self.data) == (consent.account.digest, consent.data)
 
 
 def data_changed(consent: Consent, journal: Journal) -> bool:

@@ -10,6 +10,7 @@
     outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
     incoming/            models that are being downloaded
     staging/             the one folder that the trainer's user writes too
+    page/users.json      who may log in to the hospital's page; salted hashes
     format.json          which version wrote all this; see ``site_agent.state.formats``
     ledger/  studies/  data.toml  control.sock
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from site_agent.state import codec, formats
-from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, data_changed, exposed
+from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Endorsement, Shown, data_changed, exposed
 from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from site_agent.state.person import Person
@@ -40,7 +41,8 @@ __all__ = [  # what other packages import from here
 ]  # fmt: skip
 
 GATEWAY_FOLDERS = (
-    "identity", "offers", "previews", "consents", "policies", "journal", "ledger", "staging", "incoming", "outgoing",
+    "identity", "offers", "previews", "consents", "endorsements", "policies", "journal", "ledger", "staging",
+    "incoming", "outgoing",
 )  # fmt: skip
 COUNTS = 2  # numbers that go with each update beside its metrics: how many rows trained, how many validated
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
@@ -189,14 +191,24 @@ class SiteState:
         path = self._file("consents", study)
         return codec.read(path, Consent) if path.exists() else None
 
+    def endorsement(self, study: str) -> Endorsement | None:
+        """What of a study some people approved who are not enough yet."""
+        path = self._file("endorsements", study)
+        return codec.read(path, Endorsement) if path.exists() else None
+
+    def save_endorsement(self, study: str, endorsement: Endorsement) -> None:
+        durable.make_folder(self.root / "endorsements")
+        durable.write_file(self._file("endorsements", study), codec.to_bytes(endorsement))
+
     def save_consent(self, consent: Consent) -> None:
-        """Make it the one that counts; those before it are kept beside it."""
+        """Make it the one that counts; those before it are kept beside it, and no endorsement is open any more."""
         folder = self._file("consents", consent.study).with_suffix("")
         durable.make_folder(folder)
         number = len(list(folder.glob("*.json"))) + 1
         name = f"{number:04}-{consent.state}-{consent.revision}-{consent.study_digest[:16]}.json"
         durable.write_file(folder / name, consent.to_bytes())
         durable.write_file(self._file("consents", consent.study), consent.to_bytes())
+        durable.remove(self._file("endorsements", consent.study))
 
     def consent_history(self, study: str) -> list[Consent]:
         """Each approval and withdrawal of a study, oldest first."""

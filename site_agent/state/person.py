@@ -1,5 +1,27 @@
-"""Which person is behind a command at a site: ``wardround.local.person``, which the coordinator shares."""
+"""Which person is behind a command at a site: ``wardround.local.person``, which the coordinator shares.
 
-from wardround.local.person import Account, KnownPerson, Person, behind, user_name, who
+Here somebody may also have logged in to the hospital's page: then the page names the person (``page``), and the account
+is the one that the page runs as, or the login with which somebody began it.
+"""
 
-__all__ = ["Account", "KnownPerson", "Person", "behind", "user_name", "who"]
+import os
+from dataclasses import replace
+
+from wardround.local import person
+from wardround.local.person import PAGE, Account, KnownPerson, Person, user_name, who
+
+__all__ = ["Account", "KnownPerson", "Person", "at_page", "behind", "user_name", "who"]
+
+
+def at_page(name: str) -> Person:
+    """Somebody who logged in to the page, which this process serves."""
+    return Person(name, os.geteuid(), PAGE, Account(user_name(os.geteuid()), os.geteuid()))
+
+
+def behind(claimed: Person, pid: int, uid: int) -> Person:
+    """``wardround.local.person.behind``; of whoever logged in to the page, the kernel knows who began the page."""
+    if claimed.source != PAGE:
+        return person.behind(claimed, pid, uid)
+    login = person.login_of(str(pid))
+    account = uid if login is None else login
+    return replace(claimed, uid=uid, account=Account(user_name(account), account))

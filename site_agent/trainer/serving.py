@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 def serve(descriptor: int, state: str, in_force: InForce, hardware: Hardware, *, warm: bool) -> None:
     """Answer each request on the inherited socket ``descriptor``. A disk that failed ends the process."""
-    log_to_stderr("trainer: %(message)s")
+    log_to_stderr("trainer")
     os.umask(0o027)
     requests = Requests(Path(state), hardware)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:

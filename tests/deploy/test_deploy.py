@@ -38,7 +38,7 @@ def unit(name: str) -> dict[str, str]:
 
 
 def role_of(name: str) -> str:
-    return "coordinator" if "coordinator" in name else "site"
+    return "coordinator" if name in ("wardround-coordinator.service", "wardround-dashboard.service") else "site"
 
 
 def rows(name: str) -> list[list[str]]:
@@ -76,6 +76,24 @@ def test_the_process_that_has_the_network_sees_no_patients() -> None:
     assert "SupplementaryGroups" not in gateway
 
 
+@pytest.mark.parametrize(
+    ("name", "port", "hidden"),
+    [
+        ("wardround-page.service", 8090, ("studies", "staging", "identity/key.pem", "identity/ledger_key.pem")),
+        ("wardround-dashboard.service", 8080, ("authority", "keys", "blobs", "coordinator.db")),
+    ],
+)
+def test_a_page_is_reached_from_this_machine_alone_writes_nowhere_and_sees_no_key(
+    name: str, port: int, hidden: tuple[str, ...]
+) -> None:
+    page, state = unit(name), STATE[role_of(name)]
+    assert (page["IPAddressDeny"], page["IPAddressAllow"]) == ("any", "localhost")
+    assert (page["SocketBindDeny"], page["SocketBindAllow"]) == ("any", f"ipv4:tcp:{port}")
+    assert page["ProtectSystem"] == "strict"
+    assert "ReadWritePaths" not in page
+    assert {f"-{state}/{path}" for path in hidden} <= set(page["InaccessiblePaths"].split())
+
+
 def test_torch_may_make_code_and_a_worker_may_leave_for_namespaces_of_its_own() -> None:
     trainer = unit("wardround-trainer.service")
     assert "MemoryDenyWriteExecute" not in trainer
@@ -96,7 +114,7 @@ def test_a_unit_runs_as_a_user_that_is_made_and_writes_where_a_folder_is_made(na
     role, service = role_of(name), unit(name)
     made = {row[1] for row in rows(f"{role}.sysusers.conf") if row[0] == "u"}
     assert service["User"] in made
-    for path in service["ReadWritePaths"].split():
+    for path in service.get("ReadWritePaths", "").split():
         assert path.removeprefix("-") in folders()
     assert f"WARDROUND_STATE={STATE[role]}" in (DEPLOY / "systemd" / f"{role}.env").read_text().splitlines()
     assert service["EnvironmentFile"] == f"/etc/wardround/{role}.env"
@@ -183,6 +201,7 @@ def test_units_are_left_out_with_a_line_where_systemd_is_missing_and_never_under
 ) -> None:
     monkeypatch.setattr(check_deploy.shutil, "which", lambda name: None)
     monkeypatch.setattr(check_deploy, "check_containers", lambda deploy: [])
+    monkeypatch.setattr(check_deploy, "check_kubernetes", lambda deploy: [])
     monkeypatch.setattr(check_deploy, "_services", lambda deploy: {})
     monkeypatch.delenv("CI", raising=False)
     assert check_deploy.main() == 0
@@ -234,6 +253,68 @@ def test_the_rules_of_the_compose_file(name: str, changes: dict[str, Any], said:
     faults = check_deploy.check_compose_rules({name: {**SERVICE, **changes}})
     assert len(faults) == len(said), faults
     assert all(part in fault for part, fault in zip(said, faults, strict=True))
+
+
+def test_an_image_copies_nothing_that_its_build_leaves_out(tmp_path: Path) -> None:
+    assert check_deploy.check_build_contexts(DEPLOY) == []
+    name = "containers/Containerfile.site.dockerignore"
+    copy = changed(tmp_path, name, lambda text: text.replace("!tools/verify_ledger.py\n", ""))
+    assert check_deploy.check_build_contexts(copy) == [
+        "Containerfile.site: copies tools/verify_ledger.py, which its .dockerignore leaves out"
+    ]
+
+
+CONTAINER: dict[str, Any] = {
+    "name": "it",
+    "securityContext": {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    },
+    "volumeMounts": [{"name": "tables", "readOnly": True}],
+}  # fmt: skip
+POD: dict[str, Any] = {
+    "automountServiceAccountToken": False,
+    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "pod", "container", "said"),
+    [
+        pytest.param("trainer", {}, {}, "", id="as it should be"),
+        pytest.param("trainer", {"securityContext": {}}, {}, "may run as root, or without seccomp", id="root"),
+        pytest.param("trainer", {"hostNetwork": True}, {}, "the node's network", id="network"),
+        pytest.param("trainer", {"automountServiceAccountToken": True}, {}, "has a token", id="token"),
+        pytest.param("trainer", {}, {"securityContext": {}}, "container it is not closed", id="open"),
+        pytest.param("trainer", {}, {"volumeMounts": [{"name": "tables"}]}, "tables can be written", id="writable"),
+        pytest.param("gateway", {}, {}, "sees patients or private modules", id="patients"),
+    ],
+)
+def test_the_rules_of_pods(name: str, pod: dict[str, Any], container: dict[str, Any], said: str) -> None:
+    template = {"spec": {**POD, "containers": [{**CONTAINER, **container}], **pod}}
+    document = {"kind": "StatefulSet", "metadata": {"name": name}, "spec": {"replicas": 1, "template": template}}
+    faults = check_deploy.pod_faults([document])
+    assert len(faults) == bool(said), faults
+    assert said in "".join(faults)
+
+
+def policy(app: str = "", **spec: Any) -> dict[str, Any]:
+    selector = {"matchLabels": {"app.kubernetes.io/name": app}} if app else {}
+    spec = {"podSelector": selector, "policyTypes": ["Ingress", "Egress"], **spec}
+    return {"kind": "NetworkPolicy", "metadata": {"name": app or "all"}, "spec": spec}
+
+
+def test_the_rules_of_network_policies() -> None:
+    way = {"to": [{"ipBlock": {"cidr": "203.0.113.7/32"}}], "ports": [{"port": 8443}]}
+    assert check_deploy.network_faults([policy(), policy("wardround-gateway", egress=[way])]) == []
+    assert check_deploy.network_faults([policy("wardround-gateway", egress=[way])]) == [
+        "no policy closes every pod of the namespace"
+    ]
+    assert check_deploy.network_faults([policy(), policy("wardround-trainer", egress=[way])]) == [
+        "a policy opens the trainer"
+    ]
+    assert check_deploy.network_faults([policy(), policy("wardround-gateway", egress=[{"ports": [{"port": 53}]}])]) == [
+        "policy wardround-gateway lets its pods reach anything"
+    ]
 
 
 def test_the_installer_refuses_another_role_and_a_machine_without_the_program() -> None:

@@ -89,7 +89,7 @@ def test_a_folder_of_neither_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("target", "module", "name"),
-    [("mlflow", "mlflow.entities", "mlflow"), ("tensorboard", "torch.utils.tensorboard", "tensorboard")],
+    [("mlflow", "mlflow.entities", "mlflow"), ("tensorboard", "tensorboard.compat.proto.event_pb2", "tensorboard")],
 )
 def test_a_missing_extra_is_named(
     target: str, module: str, name: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from site_agent.gateway.consent.facts import facts
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.requests import Answer, AnyRequest, request_from
 from site_agent.state import codec
-from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, TrainedData
+from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Endorsement, Shown, TrainedData
 from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from site_agent.state.person import Account as User
@@ -57,7 +57,7 @@ CONSENTS = st.builds(
     approved_at=TEXT, state=st.sampled_from([APPROVED, WITHDRAWN]), download=TENSORS,
     exposure=st.sampled_from(["", "coordinator", "sites"]), personalized=TEXT, document=st.just(SITE.offer.document),
     attempts=COUNT, account=SHOWN, files=st.builds(FilesStatus, data=HEX, weights=st.just("") | HEX),
-    withdrawn_by=st.none() | PERSONS, withdrawn_at=TEXT,
+    withdrawn_by=st.none() | PERSONS, withdrawn_at=TEXT, also_by=st.lists(PERSONS, max_size=2).map(tuple),
 )  # fmt: skip
 LINES = st.lists(st.builds(Line, TEXT, TEXT, st.none() | TEXT), max_size=3).map(tuple)
 GROUPS = st.lists(st.builds(Group, TEXT, LINES), max_size=3).map(tuple)
@@ -72,6 +72,7 @@ RECORDS = (
     | SHOWN
     | CONSENTS
     | JOURNALS
+    | st.builds(Endorsement, HEX, st.builds(TrainedData, TEXT, HEX), st.lists(PERSONS, max_size=2).map(tuple))
 )
 REQUESTS = st.one_of(
     *(st.builds(kind) for kind in (requests.Status, requests.Refresh, requests.FetchReceipts))
@@ -85,6 +86,7 @@ REQUESTS = st.one_of(
     st.builds(requests.TellSummary, TEXT, TEXT, HEX, st.booleans(), PERSONS),
     st.builds(requests.GetWaiting, TEXT, COUNT),
     st.builds(requests.Decide, TEXT, COUNT, st.sampled_from(["released", "rejected"]), HEX, PERSONS),
+    st.builds(requests.PutPolicy, TEXT, HEX, PERSONS),
     st.builds(requests.Leave, PERSONS),
 )
 ROWS = st.builds(
@@ -117,6 +119,7 @@ ANSWERS = st.one_of(
         COUNT, TEXTS, COUNT, COUNT,
     ),
     st.builds(requests.Decided, st.booleans()),
+    st.builds(requests.PolicyPut, HEX),
     st.builds(requests.Left, st.lists(PLAIN, max_size=2).map(tuple)),
 )  # fmt: skip
 
@@ -160,7 +163,7 @@ def test_a_preview_crosses_the_control_socket_with_its_accounts_digest(account: 
 def test_each_request_has_one_command_and_an_answer() -> None:
     assert set(requests.REQUESTS) == {
         "status", "refresh", "receipts", "preview", "approve", "withdraw", "fit", "summaries", "summary",
-        "tell", "waiting", "decide", "leave"
+        "tell", "waiting", "decide", "policy", "leave",
     }  # fmt: skip
     assert len(requests.REQUESTS) == len(get_args(AnyRequest))
     assert requests.Withdraw("hearts", Person("dpo", 1)).answer_from({"reported": True}) == requests.Withdrawn(True)

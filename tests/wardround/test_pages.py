@@ -89,7 +89,9 @@ class Parsed(HTMLParser):
 def test_the_templates_lie_in_the_package() -> None:
     """They are data of the package: a wheel without them would make no report."""
     folder = files("wardround.pages") / "templates"
-    assert {entry.name for entry in folder.iterdir()} == {"page.html", "style.css"}
+    assert {entry.name for entry in folder.iterdir()} == {
+        "page.html", "style.css", "web.html", "web.css", "form.html", "live.js", "icon.svg"
+    }  # fmt: skip
     assert rendering.template("page.html").count("<html") == 1
 
 

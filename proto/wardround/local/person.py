@@ -21,6 +21,7 @@ from pydantic import ConfigDict, PlainSerializer, TypeAdapter
 STRICT = ConfigDict(extra="forbid", strict=True)
 UNSET = 2**32 - 1  # of a process that no login began: a service, a container
 NOBODY_ELSE = "account"
+PAGE = "page"  # of a site: the page that somebody logged in to names the person
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Person:
     def text(self) -> str:
         """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
         account = self.account.name if self.account is not None else self.name
-        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
+        alone = account == self.name and self.source != PAGE
+        return self.name if alone else f"{self.name} ({self.source or 'by its own word'}), as {account}"
 
 
 _PERSON = TypeAdapter(Person)

@@ -91,6 +91,7 @@ class Grid:
         numbers: the columns of numbers, where ``names`` does not say it.
         codes: the columns of digests and tensors' names, in a fixed-width face.
         narrow: every column as wide as its widest word: a table of marks.
+        links: of each row, where its first text leads to; none on a page that is a file.
     """
 
     kind: ClassVar[str] = "grid"
@@ -100,6 +101,7 @@ class Grid:
     numbers: tuple[int, ...] | None = None
     codes: tuple[int, ...] = ()
     narrow: bool = False
+    links: tuple[str, ...] = ()
 
     @property
     def looks(self) -> tuple[str, ...]:
@@ -108,6 +110,44 @@ class Grid:
         return tuple(
             "n" if index in numbers else "code" if index in self.codes else "" for index in range(len(self.columns))
         )
+
+
+@dataclass(frozen=True)
+class Links:
+    """Texts and where they lead to, for a page that is served."""
+
+    kind: ClassVar[str] = "links"
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Field:
+    """What a form asks for. ``hidden``: it is sent, and not shown. ``secret``: what is typed is not shown."""
+
+    name: str
+    label: str = ""
+    value: str = ""
+    hidden: bool = False
+    secret: bool = False
+    fills_in: str = ""  # the browser's word for what may be filled in, such as "username"
+
+
+@dataclass(frozen=True)
+class Form:
+    """Something that a person can do on a page that is served, with the button that does it.
+
+    Attributes:
+        asks: it changes nothing and shows another page; the fields stand in that page's address.
+        tone: "bad" for what cannot be taken back.
+    """
+
+    kind: ClassVar[str] = "form"
+    action: str
+    button: str
+    fields: tuple[Field, ...] = ()
+    note: str = ""
+    asks: bool = False
+    tone: Tone = "plain"
 
 
 @dataclass(frozen=True)
@@ -126,7 +166,7 @@ class Figure:
         return f"data:image/svg+xml;base64,{base64.b64encode(self.svg).decode()}"
 
 
-Block = Answer | Heading | Paragraph | Items | Facts | Code | Grid | Figure | LineChart
+Block = Answer | Heading | Paragraph | Items | Facts | Code | Grid | Links | Form | Figure | LineChart
 
 
 @dataclass(frozen=True)

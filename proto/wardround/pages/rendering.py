@@ -1,5 +1,9 @@
-"""A page's blocks as one HTML file, which asks nobody for anything: no script, no link, no picture from elsewhere."""
+"""A page's blocks as one HTML file, which asks nobody for anything: no script, no link, no picture from elsewhere.
 
+The same blocks can be served: then a page has links and forms, and asks its own server alone.
+"""
+
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -11,9 +15,36 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+@dataclass(frozen=True)
+class Around:
+    """What stands around a page that is served.
+
+    Attributes:
+        program: what the pages are of. ``sections``: the pages that every page leads to, with their paths.
+        section: the path of the one that this page belongs to.
+        user: who is logged in; "" for nobody.
+        csrf: in each form. ``notice``: what became of what was done last.
+        version: of what the page shows. ``live``: it is shown anew when that changes; else only said to be old.
+    """
+
+    program: str
+    sections: tuple[tuple[str, str], ...] = ()
+    section: str = ""
+    user: str = ""
+    csrf: str = ""
+    notice: str = ""
+    version: int = 0
+    live: bool = True
+
+
 def html(page: Page) -> str:
     """The page. The same blocks give the same text."""
     return _environment().get_template("page.html").render(page=page)
+
+
+def served(page: Page, around: "Around") -> str:
+    """The page as a server gives it to somebody's browser: the same blocks, with links, forms, style and script."""
+    return _environment().get_template("web.html").render(page=page, around=around)
 
 
 def template(name: str) -> str:

@@ -4,18 +4,21 @@ from site_agent.state.consent import Consent
 from site_agent.state.person import Person
 from wardround.records.ledger import base, entries
 
+ENDORSED = "endorsed"  # approved by somebody who is not enough by the policy: nothing is in force
+
 
 def consent_entry(consent: Consent, event: str, person: Person) -> entries.ConsentEntry:
-    """The line about a consent that was "approved" or "withdrawn"."""
+    """The line about a consent that was "approved" or "withdrawn", or "endorsed" by somebody who is not enough."""
     data = consent.data
     plugins = tuple(
         entries.PluginRow(name=plugin.name, version=plugin.version, sha256=plugin.sha256) for plugin in consent.plugins
     )
     return entries.ConsentEntry(
         event=event, study=consent.study, revision=consent.revision, study_digest=consent.study_digest,
-        data_digest=data.digest, exposure=consent.exposure, by=person_entry(person), consent_sha256=consent.digest,
+        data_digest=data.digest, exposure=consent.exposure, by=person_entry(person),
+        consent_sha256=consent.digest if event != ENDORSED else None,  # no file is kept of an endorsement
         network=data.network or None, common_digest=data.common or None, weights_digest=data.weights or None,
-        plugins=plugins or None,
+        plugins=plugins or None, also_by=tuple(map(person_entry, consent.also_by)) or None,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from site_agent.gateway.policy.decisions import (
     Decision,
     StudyRequest,
     decide,
+    decide_approval,
     decide_fit,
     decide_summary,
     first_denial,
@@ -237,7 +238,8 @@ class PolicyEnforcement:
             exposure=consent.exposure, plugins=consent.plugins,
         )  # fmt: skip
         size = sum(spec.bytes for spec in specs)
-        return decide(policy, request) + self._quotas(policy, attempt, size, numbers)
+        people = decide_approval(policy, len(consent.people))
+        return [people, *decide(policy, request), *self._quotas(policy, attempt, size, numbers)]
 
     def _policy_for(self, attempt: RoundAttempt) -> Policy:
         try:

@@ -70,6 +70,13 @@ def decide(policy: Policy, request: StudyRequest) -> list[Decision]:
     return decisions
 
 
+def decide_approval(policy: Policy, persons: int) -> Decision:
+    """The decision on a study that so many different people approved."""
+    wanted = policy.approval.persons
+    said = f"{persons} {'person' if persons == 1 else 'people'} approved"
+    return Decision(said, persons >= wanted, f"approval.persons: {wanted}")
+
+
 def decide_fit(policy: Policy, study: str, coordinator: str, counts: str) -> list[Decision]:
     """The decision on the word that this site's data fits a study, with its rows in the form ``counts``."""
     request = StudyRequest(study, coordinator, (), (), 1, counts, None)

@@ -7,6 +7,7 @@
     [models]    whether others may have a model that is this hospital's alone
     [quotas]    bytes and numbers, a round and a day
     [release]   whether a person releases updates before they are sent
+    [approval]  how many different people approve a study before anything of it leaves
     [plugins]   whose code may run here besides ours
     [statistics] for which requests a person may let figures of a table leave, and how coarse they are
 
@@ -29,6 +30,7 @@ from wardround.tensors.manifests import ITEM_BYTES
 
 CHECK = "nothing leaves until it is right: edit it, then `site-agent policy check`"
 
+MOST_PERSONS = 5  # who approve one study
 Whole = Annotated[int, Field(strict=True, ge=0)]
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -100,6 +102,10 @@ class ReleaseTable(Strict):
     updates: Literal["none", "first", "every"] = "none"
 
 
+class ApprovalTable(Strict):
+    persons: int = Field(default=1, ge=1, le=MOST_PERSONS, strict=True)
+
+
 class StatisticsTable(Strict):
     requests: tuple[Pattern, ...] = ()  # shell patterns of summary requests' names; none: no figures leave
     deny: tuple[Pattern, ...] = ()  # columns of which nothing is told, as a request or this site calls them
@@ -117,6 +123,7 @@ class Policy(Strict):
     release: ReleaseTable = ReleaseTable()
     plugins: PluginTable = PluginTable()
     statistics: StatisticsTable = StatisticsTable()
+    approval: ApprovalTable = ApprovalTable()
 
 
 def load(path: Path, study: str = "STUDY") -> Policy:

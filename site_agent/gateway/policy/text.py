@@ -16,7 +16,8 @@ def lines(policy: Policy, request: StudyRequest) -> dict[str, str]:
     """What the policy says of a study, line by line, for the study's account."""
     denial = first_denial(decide(policy, request))
     verdict = "allows all of it" if denial is None else f"DENIES {denial.what}: {denial.rule}"
-    tables = policy.model_dump(mode="json", include={"quotas", "release", "models"})
+    more = {"approval"} if policy.approval.persons > 1 else set()
+    tables = policy.model_dump(mode="json", include={"quotas", "release", "models"} | more)
     return {"verdict": verdict} | {
         f"{table}.{key}": _quota(value) for table, content in tables.items() for key, value in content.items()
     }

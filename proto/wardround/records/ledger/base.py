@@ -26,7 +26,8 @@ class Person(Record):
     def words(self) -> str:
         """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
         account = self.account.name if self.account is not None else self.name
-        return self.name if account == self.name else f"{self.name} ({self.source or 'by its own word'}), as {account}"
+        alone = account == self.name and self.source != "page"
+        return self.name if alone else f"{self.name} ({self.source or 'by its own word'}), as {account}"
 
 
 @dataclass(frozen=True, kw_only=True)

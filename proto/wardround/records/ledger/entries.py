@@ -154,10 +154,14 @@ class PluginRow(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ConsentEntry(BaseEntry):
-    """A study was approved, or the approval withdrawn."""
+    """A study was approved, or the approval withdrawn.
+
+    Where the policy wants several people, those before the last one have endorsed it: nothing is in force by that.
+    ``also_by``: who did, of an approval.
+    """
 
     type = "consent"
-    event: str  # approved, withdrawn
+    event: str  # approved, withdrawn, endorsed
     study: str
     revision: int | None = None
     study_digest: Unjudged | None = None
@@ -169,6 +173,7 @@ class ConsentEntry(BaseEntry):
     weights_digest: Unjudged | None = None
     plugins: tuple[PluginRow, ...] | None = None
     by: Person | None = None
+    also_by: tuple[Person, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

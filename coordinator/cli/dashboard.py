@@ -1,0 +1,90 @@
+"""``coordinator dashboard``: pages for a browser, and who may log in to them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coordinator.cli.asking import refuse_no_coordinator
+from coordinator.cli.options import State
+from coordinator.requests import READ_SOCKET
+from wardround.cli import Certificate, Key, LogFormat, Origin, PasswordFile, group, new_password, say, say_next
+from wardround.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from wardround.web.passwords import Users
+
+app = group("Show studies, rounds and sites in a browser, to people who log in.")
+users = group("Who may log in to the dashboard.")
+app.add_typer(users, name="user")
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
+Apart = Annotated[
+    Path | None,
+    typer.Option(
+        "--users",
+        metavar="DIR",
+        help="Where the names are, for a dashboard that runs as a user of its own: nothing is looked for in --state.",
+    ),
+]
+
+
+@app.command()
+def serve(
+    state: State,
+    listen: Annotated[
+        str, typer.Option(metavar="IP:PORT", help="Where to listen; beyond this machine with TLS alone.")
+    ] = "127.0.0.1:8080",
+    origin: Origin = "",
+    certificate: Certificate = None,
+    key: Key = None,
+    read_socket: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The service's socket for readers, if not DIR/read.sock.")
+    ] = None,
+    apart: Apart = None,
+    log_format: LogFormat = "text",
+) -> None:
+    """Serve the dashboard until SIGTERM. Prints `ready URL`. It asks the running service, and changes nothing."""
+    from coordinator.dashboard.application import run
+    from wardround.local.logs import use_format
+    from wardround.web.serving import begin, place
+
+    use_format(log_format)
+    there = place(listen, origin=origin, certificate=certificate, key=key, only_loopback=False)
+    known = _users(state, apart)
+    if apart is not None and read_socket is None:
+        raise UsageProblem(
+            "with --users the dashboard does not look into the state directory, and no --read-socket is given",
+            hint="as in `coordinator serve --read-socket PATH --reader USER`",
+        )
+    begin()
+    run(None if apart is not None else state, read_socket or state / READ_SOCKET, known, there)
+
+
+@users.command()
+def add(name: Name, state: State, password_file: PasswordFile = None, apart: Apart = None) -> None:
+    """Let somebody log in, or give another password. It is asked for and not shown."""
+    is_new = _users(state, apart).put(name, new_password(password_file), "look")
+    say(f"`{name}` {'may log in now' if is_new else 'has another password now, and is logged out'}")
+    say_next("next: `coordinator dashboard serve`")
+
+
+@users.command()
+def remove(name: Name, state: State, apart: Apart = None) -> None:
+    """Let somebody log in no more. Sessions of that user end at once."""
+    _users(state, apart).remove(name)
+    say(f"`{name}` is logged out, and may log in no more")
+
+
+@users.command("list")
+def list_(state: State, apart: Apart = None) -> None:
+    """Print who may log in."""
+    for user in _users(state, apart).all():
+        print(user.name)
+
+
+def _users(state: Path, apart: Path | None) -> "Users":
+    from wardround.web.passwords import Users
+
+    if apart is None:
+        refuse_no_coordinator(state)
+    return Users((apart or state / "dashboard") / "users.json")

@@ -1,0 +1,113 @@
+"""Who is logged in, and how often somebody may try to be.
+
+A session is kept here and nowhere else: its cookie is 256 random bits, of which this process keeps the hash. So there
+is nothing in a cookie that could be forged, and a log-out counts at once. A restart logs everybody out.
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from wardround.web.passwords import User
+
+IDLE_S = 30 * 60
+LIFE_S = 12 * 3600
+MOST_SESSIONS = 500
+WINDOW_S = 5 * 60
+MOST_OF_A_NAME, MOST_IN_ALL = 5, 40  # failed log-ins in WINDOW_S
+Clock = Callable[[], float]
+
+
+@dataclass
+class Session:
+    """One person in one browser. ``csrf`` is in each of the forms that this person is shown."""
+
+    name: str
+    mark: str
+    began: float
+    seen: float
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    notice: str = ""  # shown on the next page, once
+
+    def is_form_of(self, token: str) -> bool:
+        """Whether a form was made for this session."""
+        return hmac.compare_digest(token.encode(), self.csrf.encode())
+
+
+class Sessions:
+    """All sessions of one process. Safe to use from several threads."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[str, Session] = {}
+
+    def begin(self, user: User) -> str:
+        """A new session; what its cookie says. The one that was idle longest makes room."""
+        token, now = secrets.token_urlsafe(32), self._clock()
+        with self._lock:
+            self._held = {key: session for key, session in self._held.items() if self._lasts(session, now)}
+            if len(self._held) >= MOST_SESSIONS:
+                del self._held[min(self._held, key=lambda key: self._held[key].seen)]
+            self._held[_key(token)] = Session(user.name, user.mark, now, now)
+        return token
+
+    def find(self, token: str, *, used: bool = True) -> Session | None:
+        """The session of a cookie, unless it has ended. ``used``: somebody did something; it is idle no longer."""
+        now = self._clock()
+        with self._lock:
+            session = self._held.get(_key(token))
+            if session is None or not self._lasts(session, now):
+                self._held.pop(_key(token), None)
+                return None
+            if used:
+                session.seen = now
+            return session
+
+    def end(self, token: str) -> None:
+        """Log out."""
+        with self._lock:
+            self._held.pop(_key(token), None)
+
+    def _lasts(self, session: Session, now: float) -> bool:
+        return now - session.seen < IDLE_S and now - session.began < LIFE_S
+
+
+class Attempts:
+    """Failed log-ins of the last minutes: so many of a name, and so many in all. Safe to use from several threads."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failed: list[tuple[float, str]] = []
+
+    def wait_s(self, name: str) -> float:
+        """How long until ``name`` may try again; 0 if now."""
+        with self._lock:
+            now = self._clock()
+            self._failed = [(at, who) for at, who in self._failed if now - at < WINDOW_S]
+            own = [at for at, who in self._failed if who == name]
+            waits = [
+                times[-most] + WINDOW_S - now
+                for times, most in ((own, MOST_OF_A_NAME), ([at for at, _ in self._failed], MOST_IN_ALL))
+                if len(times) >= most
+            ]
+            return max(waits, default=0.0)
+
+    def failed(self, name: str) -> None:
+        """Count one more."""
+        with self._lock:
+            self._failed.append((self._clock(), name))
+
+    def succeeded(self, name: str) -> None:
+        """Whoever knows the password is let in again at once."""
+        with self._lock:
+            self._failed = [(at, who) for at, who in self._failed if who != name]
+
+
+def _key(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()

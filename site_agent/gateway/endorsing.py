@@ -1,0 +1,42 @@
+"""Approvals by several people: a consent is in force when as many have approved exactly it as the policy wants."""
+
+from dataclasses import replace
+
+from site_agent.gateway.consent.recorded import ENDORSED, consent_entry
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.state.consent import Consent, Endorsement
+from site_agent.state.directory import SiteState
+from wardround.errors import NeedsPerson, UsageProblem
+
+
+def approved_together(state: SiteState, ledger: Ledger, consent: Consent, wanted: int) -> Consent:
+    """``consent`` with everyone who approved exactly it, if they are enough.
+
+    Args:
+        wanted: how many different people the policy wants.
+
+    Raises:
+        UsageProblem: this person has approved it already.
+        NeedsPerson: this approval is kept and in the ledger, and further people must approve; nothing is in force.
+    """
+    if wanted == 1:
+        return consent
+    kept, person = state.endorsement(consent.study), consent.approved_by
+    before = kept.by if kept is not None and kept.is_of(consent) else ()
+    again = f"another person runs `site-agent approve {consent.study} --data {consent.data.name}`"
+    if any(other.uid == person.uid for other in before):
+        raise UsageProblem(
+            f"{person.text} has approved study `{consent.study}` already; the policy wants {wanted} different people",
+            hint=again,
+        )
+    together = (*before, person)
+    if len(together) >= wanted:
+        return replace(consent, also_by=before)
+    ledger.append(consent_entry(consent, ENDORSED, person))
+    ledger.sign()
+    state.save_endorsement(consent.study, Endorsement(consent.account.digest, consent.data, together))
+    raise NeedsPerson(
+        f"study `{consent.study}`: approved by {person.text}, {len(together)} of the {wanted} people that the policy "
+        "wants; nothing leaves before all have",
+        hint=again,
+    )
