@@ -7,6 +7,7 @@
 #   make fuzz    changed examples at every door, for 10 minutes   [MINUTES=N | CASES=N] [SEED=N] [TARGET=NAME] [ATHERIS=1]
 #   make check   lint, types and the tests of what you changed   [FILES='a b']
 #   make lint    ruff, mypy, import contracts, generated stubs
+#   make lock    the packages of a deployment with their hashes, in deploy/lock
 #   make docs    the documentation as a site, in site/
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
@@ -26,7 +27,7 @@ FILES ?=
 ATHERIS ?=
 WITHOUT ?=
 
-.PHONY: demo evidence evidence-faults check test attacks fuzz chaos lint lint-deploy docs format proto bench install dev clean
+.PHONY: demo evidence evidence-faults check test attacks fuzz chaos lint lint-deploy lock docs format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
@@ -87,6 +88,9 @@ lint: dev
 lint-deploy: $(VENV)/.deploy
 	$(BIN)/python -m tools.check_deploy
 
+lock: $(VENV)/.lock
+	@$(BIN)/python -m tools.lock
+
 docs: $(VENV)/.docs
 	@$(BIN)/python -m tools.site
 
@@ -117,6 +121,10 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.site
 
 $(VENV)/.docs: pyproject.toml $(VENV)/.dev
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group docs
+	@touch $@
+
+$(VENV)/.lock: pyproject.toml $(VENV)/.dev
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --group lock
 	@touch $@
 
 $(VENV)/.deploy: pyproject.toml $(VENV)/.dev

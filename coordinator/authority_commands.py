@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from coordinator import requests
 from coordinator.context import Context
 from coordinator.member_answers import AuthorityStatus, IntermediateRequested, RootRow
-from coordinator.members import roots
+from coordinator.members import keys, roots
 from coordinator.requests import Request
 from coordinator.storage import tables
 from wardround.signing import certificates
@@ -36,6 +36,10 @@ def answer(context: Context, request: Request) -> AuthorityStatus | Intermediate
             log.warning(
                 "only root %s is trusted from now on; locked out: %s", _fingerprint(authority.certificate), late
             )
+    if context.store.shared:
+        keys.refuse_others(
+            context.store, context.receipt_key.public_key(), authority
+        )  # a standby needs the newest root
     return _status(context)
 
 

@@ -2,7 +2,7 @@
 
 BACKUP/backup.json                          of when and of whom, and the SHA-256 of every other file
 BACKUP/config.toml, authority/, keys/       the federation's identity: as secret as the state directory itself
-BACKUP/coordinator.db                       what was committed at one moment
+BACKUP/coordinator.db                       what was committed at one moment, from a server too
 BACKUP/blobs/{models,uploads,public_data}/  the files that it names
 
 The files are linked at the moment of the database's copy, by the thread that alone removes any, and copied after it.
@@ -21,17 +21,17 @@ import sqlalchemy as sa
 from coordinator.answers import SnapshotMade
 from coordinator.context import Context, raise_fatal
 from coordinator.creation import RUNS
-from coordinator.state_directory import State
-from coordinator.storage import tables
+from coordinator.state_directory import Config, State, Storage, keep_password, write_config
+from coordinator.storage import database, tables
 from coordinator.storage.blobs import SUFFIX, Blobs, DamagedModel, is_whole
-from coordinator.storage.database import Store, newest_schema, refuse_newer, upgrade
+from coordinator.storage.schema import newest_schema, refuse_newer
 from coordinator.studies.cleanup import accepted_uploads
 from wardround import __version__
 from wardround.errors import BadData, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
 from wardround.local.durable import StateLock, make_folder, move, remove, write_file
-from wardround.records.schema import Strict, check
+from wardround.records.schema import Strict, check, read_toml
 from wardround.tensors.manifests import CHUNK
 
 LIST = "backup.json"
@@ -91,8 +91,8 @@ def make(state: State, made: SnapshotMade, out: Path) -> Contents:
         make_folder(partial)
         _copy(folder / DATABASE, partial / DATABASE)
         _copy_named(state, made, partial)
-        for source in _plain_files(state):
-            _copy(source, partial / source.relative_to(state.root))
+        for source, name in _plain_files(state):
+            _copy(source, partial / name)
         files = {str(path.relative_to(partial)): sha256(path) for path in _files_of(partial)}
         contents = Contents(
             federation=made.federation, wardround=__version__, schema_version=newest_schema(), made_s=made.made_s,
@@ -116,13 +116,17 @@ def refuse_unfit(state: State, out: Path) -> None:
         raise UsageProblem(f"{out} is inside the state directory", hint="give a folder on another disk")
 
 
-def put_back(backup: Path, state: State) -> Contents:
+def put_back(backup: Path, state: State, storage: Storage = Storage(), password: str | None = None) -> Contents:
     """Make a new state directory of a backup, each of whose files is hashed first.
+
+    Args:
+        storage: where the restored one keeps its database and its files, whatever the lost one did. A database on a
+            server is empty. password: of that one.
 
     Raises:
         UsageProblem: there is something at ``state`` already.
         BadData: it is no backup, or a file of it is damaged or missing; nothing was made.
-        NeedsPerson: a newer program made it.
+        NeedsPerson: a newer program made it, or the database on the server is not empty.
     """
     mark = state.root / UNFINISHED
     if directory.exists(state.root) and not mark.exists() and (not state.root.is_dir() or any(state.root.iterdir())):
@@ -131,24 +135,47 @@ def put_back(backup: Path, state: State) -> Contents:
             hint=f"keep it aside first: `mv {quoted(state.root)} {quoted(state.root)}.old`",
         )
     contents = _whole_contents(backup)
+    config = check(Config, read_toml(backup / SETTINGS), str(backup / SETTINGS))
     make_folder(state.root)
     write_file(mark, b"`coordinator restore` was cut off: give the command again\n")
     for path in state.root.iterdir():
         if path != mark:
             remove(path)
+    blobs = state.blob_folder(storage)
+    make_folder(blobs / "models")
     for name, wanted in contents.files.items():
         if name != SETTINGS:
-            _copy_checked(backup / name, state.root / name, wanted)
-    upgrade(state.database)
-    store = Store(state.database)
-    try:
-        with store.write() as session:
-            session.merge(tables.Restore(restored_s=int(time.time()), backup_s=contents.made_s))
-    finally:
-        store.close()
-    _copy_checked(backup / SETTINGS, state.config_file, contents.files[SETTINGS])  # which completes it
+            inside = Path(name)
+            target = blobs / inside.relative_to("blobs") if inside.parts[0] == "blobs" else state.root / inside
+            _copy_checked(backup / name, target, wanted)
+    _share(state, storage, contents)
+    keep_password(state, password)
+    _put_back_database(state, storage, contents.made_s)
+    write_config(state, config.model_copy(update={"storage": storage}))  # which completes it
     remove(mark)
     return contents
+
+
+def _share(state: State, storage: Storage, contents: Contents) -> None:
+    """Copy the restored models and updates to the object store, if there is one."""
+    if (store := state.objects(storage)) is not None:
+        for name in contents.files:
+            if name.startswith("blobs/"):
+                inside = name.removeprefix("blobs/")
+                store.put(state.blob_folder(storage) / inside, inside)
+        store.close()
+
+
+def _put_back_database(state: State, storage: Storage, backup_s: int) -> None:
+    place = state.place(storage)
+    store = database.restore(place, state.database)
+    try:
+        with store.write() as session:
+            session.merge(tables.Restore(restored_s=int(time.time()), backup_s=backup_s))
+    finally:
+        store.close()
+    if place != state.database:
+        remove(state.database)
 
 
 def going_on(state: State) -> list[str]:
@@ -201,10 +228,15 @@ def _snapshot(context: Context, folder: Path) -> SnapshotMade:
             digests |= {row.initial, row.newest, json.loads(row.best)["digest"]} - {""}
         uploads = {row.id: row.manifest_sha256 for row in session.scalars(sa.select(tables.Upload).where(accepted))}
     for digest in sorted(digests):
+        blobs.bring(blobs.model(digest))
         linked = [_link(source, folder / place) for place, source in _copies(blobs, digest)]
         if digest in needed and not any(linked):
             raise DamagedModel(digest, blobs.folder)
-    kept = {upload: sha for upload, sha in uploads.items() if _link(blobs.spool(upload), folder / f"{upload}{SUFFIX}")}
+    kept = {
+        upload: sha
+        for upload, sha in uploads.items()
+        if blobs.bring(blobs.spool(upload)) and _link(blobs.spool(upload), folder / f"{upload}{SUFFIX}")
+    }
     return SnapshotMade(
         folder=str(folder), made_s=int(context.wall_clock()), federation=context.config.federation,
         models=tuple(sorted(digests)), uploads=kept,
@@ -234,11 +266,12 @@ def _copy_named(state: State, made: SnapshotMade, folder: Path) -> None:
         DamagedModel: no copy of a model is whole. A damaged update is left out: its site is asked for it again.
     """
     source, models, uploads = Path(made.folder), folder / "blobs" / "models", folder / "blobs" / "uploads"
+    blobs = state.blob_folder(state.config().storage)
     for digest in made.models:
         names = (f"{digest}{SUFFIX}", f"{digest}.spare{SUFFIX}")
         present = [source / name for name in names if (source / name).exists()]
         if present and not any(_copied_whole(path, models / names[0], digest) for path in present):
-            raise DamagedModel(digest, state.blobs)
+            raise DamagedModel(digest, blobs)
     for upload, manifest in made.uploads.items():
         path = uploads / f"{upload}{SUFFIX}"
         if not _copied_whole(source / path.name, path, manifest):
@@ -251,11 +284,14 @@ def _copied_whole(source: Path, target: Path, digest: str) -> bool:
     return is_whole(target, digest)
 
 
-def _plain_files(state: State) -> Iterator[Path]:
-    """Configuration, keys and public data sets."""
-    yield state.config_file
-    for folder in (state.authority, state.receipt_key_file.parent, state.blobs / "public_data"):
-        yield from _files_of(folder) if folder.is_dir() else ()
+def _plain_files(state: State) -> Iterator[tuple[Path, Path]]:
+    """Configuration, keys and public data sets, each with its name in a backup."""
+    yield state.config_file, Path(SETTINGS)
+    blobs = state.blob_folder(state.config().storage)
+    folders = (state.authority, state.authority.name), (state.receipt_key_file.parent, "keys")
+    for folder, name in (*folders, (blobs / "public_data", "blobs/public_data")):
+        for path in _files_of(folder) if folder.is_dir() else ():
+            yield path, Path(name) / path.relative_to(folder)
 
 
 def _files_of(folder: Path) -> Iterator[Path]:

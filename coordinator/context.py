@@ -6,6 +6,7 @@ The service builds its gRPC server on it (``coordinator.server``), the commands 
 
 from collections.abc import Callable
 
+from coordinator.members import keys
 from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import CertificateStatus
 from coordinator.members.enrolment import Enrolment
@@ -26,6 +27,7 @@ class Context:
 
     Raises:
         NeedsPerson: no coordinator here, or its database is damaged or of another version.
+        LedByAnother: another coordinator leads on its database.
         BadData: its keys or configuration are not valid.
     """
 
@@ -36,17 +38,20 @@ class Context:
         wall_clock: Callable[[], float],
         monotonic: Callable[[], float],
         fatal: Callable[[BaseException], None],
+        store: Store | None = None,
     ) -> None:
+        """``store``: its database, if this process leads on it already."""
         self.state = state
         self.config = state.config()
         self.wall_clock = wall_clock
         self.authority = Authority(state.authority, self.config.federation)
         self.receipt_key = state.receipt_key()
-        self.store = Store(state.database)
+        self.store = store or leading_store(state)
         try:
-            self.store.refuse_other_schema()
-            self.store.settle()
-            self.blobs = Blobs(state.blobs)
+            if self.store.shared:
+                keys.refuse_others(self.store, self.receipt_key.public_key(), self.authority)
+            state.refuse_unmounted(self.config.storage)
+            self.blobs = Blobs(state.blob_folder(self.config.storage), state.objects(self.config.storage))
             self.blobs.sweep()
             state.sweep(wall_clock())
             self.certificate_status = CertificateStatus(self.store, self.config.federation, wall_clock)
@@ -65,7 +70,29 @@ class Context:
 
     def close(self) -> None:
         """Close the database."""
+        self.blobs.close()
         self.store.close()
+
+
+def leading_store(state: State, fatal: Callable[[BaseException], None] = lambda error: None) -> Store:
+    """The database of a state directory, on which this process leads now. The caller holds the directory's lock: a
+    service of the same directory would lose its lease.
+
+    Args:
+        fatal: called when it does not any more; without one, whatever is done next fails.
+
+    Raises:
+        NeedsPerson: it is damaged or of another version.
+        LedByAnother: another coordinator leads on it.
+    """
+    store = Store(state.place(state.config().storage))
+    try:
+        store.refuse_other_schema()
+        store.lead(fatal)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def raise_fatal(error: BaseException) -> None:

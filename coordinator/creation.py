@@ -18,6 +18,7 @@ from coordinator.studies.plugins import admit_allowed
 from coordinator.studies.state import Phase
 from coordinator.studies.study import Study, last_revision, new_study
 from coordinator.updates.admission import values_refusal
+from fl_algorithms.server.secure_study import refuse_between_hospitals
 from fl_algorithms.study import ResolvedStudy
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson
@@ -39,8 +40,8 @@ def create(context: Context, file: ResolvedStudy, initial: Path, public_data: Pa
     Raises:
         NeedsPerson: a study of that name goes on.
         NotPermitted: a plug-in would run here that the configuration does not allow.
-        BadData: the tensors are not finite float32, what distilling needs is missing, or a plug-in that would run here
-            is not installed.
+        BadData: it wants secure aggregation, the tensors are not finite float32, what distilling needs is missing, or a
+            plug-in that would run here is not installed.
         TryAgain: another command created a study of that name at the same time.
     """
     refuse_unready(context, file, public_data)
@@ -61,6 +62,7 @@ def create(context: Context, file: ResolvedStudy, initial: Path, public_data: Pa
 
 def refuse_unready(context: Context, file: ResolvedStudy, public_data: Path | None) -> None:
     """Check that this coordinator may run a study and has what it needs. Raises as ``create``."""
+    refuse_between_hospitals(file.file, file.source)
     admit_allowed(file, context.config.plugins)
     public_data_sets.prepare(file, context.blobs, public_data)
 

@@ -72,9 +72,11 @@ def _known(place: State, answers: Answers, now: datetime.datetime) -> Iterator[F
         yield checkup.disk(place.root, checkup.room_at(place.root))
         return
     yield ok("database", f"{len(listed.sites)} sites, {len(offered.studies)} studies")
-    models = [path.stat().st_size for path in (place.blobs / "models").glob("*") if path.is_file()]
+    blobs = place.blob_folder(place.config().storage)
+    models = [path.stat().st_size for path in (blobs / "models").glob("*") if path.is_file()]
     needed = max(models, default=0) * (len(listed.sites) + MODELS_KEPT)
-    yield checkup.disk(place.root, checkup.room_at(place.root), needed)
+    where = place.root if blobs == place.blobs else blobs
+    yield checkup.disk(where, checkup.room_at(where), needed)
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(listed.sites))
     if roots.behind:
         yield warning(

@@ -12,16 +12,18 @@ from typing import Any
 import grpc
 from cryptography import x509
 
+from coordinator import standby
 from coordinator.administration import Administration
 from coordinator.authenticator import Authenticator
 from coordinator.calls import DEFAULT, MAX_BOOTSTRAP_CALLS, MAX_CALLS, Bounds, Calls, handlers
 from coordinator.connections import Connections, room
-from coordinator.context import Context
+from coordinator.context import Context, leading_store
 from coordinator.members.authority import DAY_S, Authority, Lifetimes, Signing
 from coordinator.monitoring import families
 from coordinator.reading import Readers, questions_alone
 from coordinator.servicers import EnrolmentServicer, FederationServicer, SummariesServicer
 from coordinator.state_directory import State, split_address
+from coordinator.storage.database import Store
 from coordinator.updates.decide import Uploads
 from wardround import rpc
 from wardround.cli import say_error
@@ -107,11 +109,18 @@ class Coordinator:
         readers: Readers | None = None,
         wall_clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        store: Store | None = None,
     ) -> None:
-        """``listen``: HOST:PORT, where it is not the address that the sites connect to."""
+        """
+        Args:
+            listen: HOST:PORT, where it is not the address that the sites connect to.
+            store: its database, if this process leads on it already.
+        """
         self._fatal = fatal
         self._readers = readers or Readers(state.read)
-        context = self.context = Context(state, wall_clock=wall_clock, monotonic=monotonic, fatal=fatal)
+        context = self.context = Context(
+            state, wall_clock=wall_clock, monotonic=monotonic, fatal=fatal, store=store or leading_store(state, fatal)
+        )
         self.listen = listen or context.config.address
         self.engine = context.engine
         self.calls = Calls(context.certificate_status, bounds)
@@ -210,7 +219,7 @@ class Coordinator:
 def serve(
     state: State, listen: str, bounds: Bounds = DEFAULT, *, readers: Readers | None = None, metrics: str = ""
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout.
+    """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout, as standby once it has taken over.
 
     Args:
         readers: who else may ask, and where; None for this user in the state directory.
@@ -224,7 +233,10 @@ def serve(
     logging.getLogger("alembic").setLevel(logging.WARNING)
     state.config()
     with set_by_signals(Latch()) as ended, StateLock(state.root, "coordinator serve"):
-        coordinator = Coordinator(state, fatal=end_now, listen=listen, bounds=bounds, readers=readers)
+        store = standby.wait_to_lead(state, ended, end_now)
+        if store is None:
+            return
+        coordinator = Coordinator(state, fatal=end_now, listen=listen, bounds=bounds, readers=readers, store=store)
         coordinator.start()
         told = partial(families, coordinator.administration, coordinator.context)
         try:

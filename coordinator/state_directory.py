@@ -1,26 +1,30 @@
 """The state directory: its paths, its configuration file, its receipt key, and how one is made.
 
 <state>/config.toml                        federation, address, plug-ins that may run here, lifetimes of certificates
-<state>/coordinator.db                     what it remembers
+<state>/coordinator.db                     what it remembers, unless a PostgreSQL server does
 <state>/authority/                         who is who; see ``coordinator.members.authority``
 <state>/keys/receipt.pem                   signs receipts
-<state>/blobs/{models,uploads}/            tensors
+<state>/keys/database-password             of that server, if it wants one
+<state>/blobs/{models,uploads}/            tensors, unless [storage] names another folder
 <state>/{lock,control.sock,read.sock}      of the running service
 <state>/dashboard/users.json               who may log in to the dashboard
 """
 
 import ipaddress
 import re
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from coordinator.members.authority import Authority, Lifetimes
 from coordinator.requests import READ_SOCKET
-from coordinator.storage import database
+from coordinator.storage import database, objects, server_url
+from coordinator.storage.database import Place
+from coordinator.storage.lease import Server
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
@@ -35,6 +39,43 @@ _HOST = re.compile(
 )
 
 
+class Storage(Strict):
+    """[storage] of the configuration.
+
+    Attributes:
+        database: the address of a PostgreSQL database, without a password; "" for a file in the state directory.
+        lease_s: after which a standby takes over from a leader that is not heard of.
+        blobs: the folder of models and updates, which a standby shares, or the URL of an object store; "" for a folder
+            in the state directory.
+    """
+
+    database: str = ""
+    lease_s: float = Field(default=30, ge=1, le=600)
+    blobs: str = ""
+
+    @field_validator("database")
+    @classmethod
+    def _database(cls, url: str) -> str:
+        if url:
+            try:
+                server_url.checked(url)
+            except UsageProblem as error:
+                raise ValueError(error.message) from None
+        return url
+
+    @field_validator("blobs")
+    @classmethod
+    def _blobs(cls, folder: str) -> str:
+        if objects.is_url(folder):
+            try:
+                objects.refuse_unfit(folder)
+            except UsageProblem as error:
+                raise ValueError(error.message) from None
+        elif folder and not Path(folder).is_absolute():
+            raise ValueError(f"{folder[:80]!r} is no absolute path of a folder")
+        return folder
+
+
 class Config(Strict):
     """``config.toml``."""
 
@@ -42,6 +83,7 @@ class Config(Strict):
     address: str  # HOST:PORT that the sites connect to
     plugins: PluginTable = PluginTable()  # whose code may run here beside ours
     certificates: Lifetimes = Lifetimes()
+    storage: Storage = Storage()
 
     @field_validator("federation")
     @classmethod
@@ -78,7 +120,37 @@ class State:
 
     @property
     def database(self) -> Path:
+        """Where no server is named."""
         return self.root / "coordinator.db"
+
+    @property
+    def password_file(self) -> Path:
+        """The database's, if it wants one."""
+        return self.receipt_key_file.parent / "database-password"
+
+    def place(self, storage: Storage) -> Place:
+        """Where the database is."""
+        if not storage.database:
+            return self.database
+        holder = f"{socket.gethostname()}:{self.root.resolve()}"
+        return Server(storage.database, self.password_file, holder, storage.lease_s)
+
+    def blob_folder(self, storage: Storage) -> Path:
+        """Where models and updates are on a disk."""
+        return self.blobs if not storage.blobs or objects.is_url(storage.blobs) else Path(storage.blobs)
+
+    def refuse_unmounted(self, storage: Storage) -> None:
+        """Raises NeedsPerson: the folder that a standby shares is not there; an empty one would be no other one."""
+        folder = self.blob_folder(storage)
+        if folder != self.blobs and not (folder / "models").is_dir():
+            raise NeedsPerson(
+                f"{folder} has no models and updates, which [storage] of {self.config_file} says are there",
+                hint="is it mounted?",
+            )
+
+    def objects(self, storage: Storage) -> objects.ObjectStore | None:
+        """Where they are beside that, if anywhere. Raises as ``ObjectStore``."""
+        return objects.ObjectStore(storage.blobs) if objects.is_url(storage.blobs) else None
 
     @property
     def authority(self) -> Path:
@@ -90,6 +162,7 @@ class State:
 
     @property
     def blobs(self) -> Path:
+        """Where no other folder is named."""
         return self.root / "blobs"
 
     @property
@@ -138,32 +211,78 @@ class State:
         return key
 
 
-def create(state: State, federation: str, address: str, now_s: float) -> Authority:
+def create(
+    state: State,
+    federation: str,
+    address: str,
+    now_s: float,
+    storage: Storage = Storage(),
+    password: str | None = None,
+) -> Authority:
     """Make a coordinator at ``state``: keys, database, configuration. The configuration comes last and completes it.
 
+    Args:
+        storage: of the configuration, where it is not as by default. password: of the database that it names.
+
     Raises:
-        NeedsPerson: there is one already.
-        UsageProblem: the federation's name or the address is not valid.
+        NeedsPerson: there is one already, here or in that database.
+        UsageProblem: the federation's name or an address is not valid.
+        Unavailable, NotPermitted: that database cannot be reached, or lets us not in.
     """
+    refuse_present(state)
+    try:
+        values = {"federation": federation, "address": address, "storage": storage.model_dump()}
+        config = check(Config, values, "command line")
+    except BadData as error:
+        raise UsageProblem(error.message, hint="as in --federation north --address fed.example.org:8443") from None
+    make_folder(state.root)
+    make_folder(state.receipt_key_file.parent)
+    keep_password(state, password)
+    place = state.place(config.storage)
+    database.refuse_used(place)
+    authority = Authority.create(state.authority, config.federation, now_s)
+    write_file(state.receipt_key_file, _pem(Ed25519PrivateKey.generate()))
+    make_folder(state.blob_folder(config.storage) / "models")
+    database.upgrade(place)
+    write_config(state, config)
+    return authority
+
+
+def storage_from(database_url: str, blobs: str) -> Storage:
+    """[storage] as the command line says it. Raises UsageProblem: not an address of a database or an object store."""
+    if database_url:
+        server_url.checked(database_url)
+    return Storage(database=database_url, blobs=blobs_from(blobs))
+
+
+def blobs_from(place: str) -> str:
+    """A folder with its whole path, or an object store's URL. Raises UsageProblem: no such URL."""
+    if objects.is_url(place):
+        objects.refuse_unfit(place)
+        return place
+    return str(Path(place).absolute()) if place else ""
+
+
+def refuse_present(state: State) -> None:
+    """Raises NeedsPerson: there is a coordinator at ``state`` already, or another program."""
     directory.refuse_other(state.root, "coordinator")
     if state.config_file.exists():
         raise NeedsPerson(
             f"{state.root} holds a coordinator already; nothing was changed",
             hint=f"`coordinator serve --state {quoted(state.root)}`, or choose another --state",
         )
-    try:
-        config = check(Config, {"federation": federation, "address": address}, "command line")
-    except BadData as error:
-        raise UsageProblem(error.message, hint="as in --federation north --address fed.example.org:8443") from None
-    make_folder(state.root)
-    authority = Authority.create(state.authority, config.federation, now_s)
-    make_folder(state.receipt_key_file.parent)
-    write_file(state.receipt_key_file, _pem(Ed25519PrivateKey.generate()))
-    make_folder(state.blobs)
-    database.upgrade(state.database)
+
+
+def keep_password(state: State, password: str | None) -> None:
+    """Put a database's password where the service reads it; None leaves what is there."""
+    if password is not None:
+        write_file(state.password_file, password.encode() + b"\n")
+
+
+def write_config(state: State, config: Config) -> None:
+    """Write ``config.toml``, which completes a state directory."""
     about = b"# address is HOST:PORT, as the sites connect to it\n"
     write_file(state.config_file, about + toml_bytes(config.model_dump(exclude_defaults=True)))
-    return authority
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.registry import MODELS, nearest, row_of, uses
 from fl_algorithms.rows import COLUMNS, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
 from fl_algorithms.server.rules.rows import aggregation_of
+from fl_algorithms.server.secure_study import secure_aggregation_of
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
 from fl_algorithms.study import Choice, ResolvedStudy
 from wardround.errors import BadData
@@ -40,8 +41,8 @@ def resolve(
             have, a plug-in that cannot be had or pinned, a network that does not take the task's data, a network, a
             training or a public data set that lacks what the method needs, images of several sizes where it needs one,
             an assignment of a network that the study does not have or to a site that is not in it, a rule of
-            [aggregation] that the method or the number of updates does not go with, or a method that runs only in the
-            lab.
+            [aggregation] that the method or the number of updates does not go with, what does not go with
+            [secure_aggregation], or what runs only in the lab.
     """
     pinned = plugins.pins(uses(study), study.plugins, lab=lab, source=source)
     method = form(study, source).method
@@ -54,6 +55,7 @@ def resolve(
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method.name}`",
         )
     aggregation = aggregation_of(study, method.row, source)
+    secure = secure_aggregation_of(study, method.row, source, lab=lab)
     networks = {}
     for label, own in {DEFAULT_NETWORK: study.model, **study.networks}.items():
         table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
@@ -80,6 +82,7 @@ def resolve(
                 "reported": _with_ranges(study.reported, task, source),
                 "limits": _filled(study, aggregation),
                 "aggregation": aggregation,
+                "secure_aggregation": secure,
                 "public_data": study.public_data if method.row.public_data else None,
                 "plugins": plugins.with_method(pinned, method.row, method.settings),
             }
@@ -136,7 +139,7 @@ def _filled(study: StudyFile, aggregation: AggregationSection) -> LimitsSection:
     if study.limits.norm_multiple is not None:
         return study.limits
     multiple = MULTIPLE_OF_STEPS if study.training.local_steps is not None else MULTIPLE_OF_EPOCHS
-    filled = multiple if aggregation.is_mean else 0.0
+    filled = multiple if aggregation.is_mean and study.secure_aggregation is None else 0.0
     return study.limits.model_copy(update={"norm_multiple": filled})
 
 
@@ -194,6 +197,11 @@ def _refuse_unfit_to_evaluate(study: ResolvedStudy, source: str) -> None:
         raise BadData(
             f"{who}, and algorithm `{study.method.name}` as it is set has no one model that every site could judge",
             hint="a method that shares the whole network, as fedavg, and no [networks]",
+        )
+    if study.secure_aggregation is not None:
+        raise BadData(
+            f"{who}, and with [secure_aggregation] its numbers would have to be hidden among those of sites that train",
+            hint="leave out one of the two",
         )
     if study.checkpoints.alone or study.checkpoints.selection != "none":
         raise BadData(f"{who}, and [checkpoints] has each site train a model of its own or choose among them")

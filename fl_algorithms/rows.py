@@ -97,6 +97,8 @@ class MethodRow:
         exposure: whether the coordinator keeps something of each single site ("coordinator"), and also sends it to
             the other sites ("sites"); a site's policy must allow that.
         personalized: what that is, for people.
+        single_updates: why its coordinator needs each site's update by itself, for people; "" where sums are enough, so
+            that it goes with secure aggregation.
     """
 
     name: str
@@ -116,6 +118,7 @@ class MethodRow:
     exposure: str = ""
     personalized: str = ""
     public_data: str = ""
+    single_updates: str = ""
     lab_only: bool = False
     differs: str = ""
 

@@ -23,6 +23,7 @@ from wardround.records.study import (
     Named,
     PublicDataSection,
     ReportedSection,
+    SecureAggregationSection,
     StudyFile,
     StudySection,
     TrainingSection,
@@ -81,6 +82,10 @@ class ResolvedStudy:
     @property
     def aggregation(self) -> AggregationSection:
         return self.file.aggregation
+
+    @property
+    def secure_aggregation(self) -> SecureAggregationSection | None:
+        return self.file.secure_aggregation
 
     @property
     def public_data(self) -> PublicDataSection | None:

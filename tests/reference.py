@@ -471,3 +471,67 @@ def geometric_median_of(updates: list[Vector]) -> Vector:
         else:
             step /= 2
     return best
+
+
+# Secure aggregation
+
+
+def gf256_times(a: int, b: int) -> int:
+    """The product of two bytes in GF(256) with x^8 + x^4 + x^3 + x + 1, bit by bit. FIPS 197, section 4.2."""
+    product = 0
+    for _ in range(8):
+        if b & 1:
+            product ^= a
+        a, b = (a << 1) ^ (0x11B if a & 0x80 else 0), b >> 1
+    return product
+
+
+def gf256_share(secret: bytes, coefficients: list[bytes], point: int) -> bytes:
+    """s + r_1 x + r_2 x^2 + ..., each power by itself. Shamir 1979."""
+    share = bytearray(secret)
+    power = 1
+    for coefficient in coefficients:
+        power = gf256_times(power, point)
+        for place, value in enumerate(coefficient):
+            share[place] ^= gf256_times(value, power)
+    return bytes(share)
+
+
+def gf256_secret(shares: dict[int, bytes]) -> bytes:
+    """Lagrange's polynomial at 0; the inverse of a byte is its 254th power."""
+
+    def inverse(a: int) -> int:
+        result = 1
+        for _ in range(254):
+            result = gf256_times(result, a)
+        return result
+
+    secret = bytearray(len(next(iter(shares.values()))))
+    for x, share in shares.items():
+        weight = 1
+        for other in shares:
+            if other != x:
+                weight = gf256_times(weight, gf256_times(other, inverse(other ^ x)))
+        for place, value in enumerate(share):
+            secret[place] ^= gf256_times(value, weight)
+    return bytes(secret)
+
+
+def fixed_point(value: float, weight: int, bits: int) -> int:
+    """round(value * weight * 2^bits), half to even, with fractions."""
+    return round(Fraction(value) * weight * Fraction(2) ** bits)
+
+
+def masked_vector(values: list[int], streams: list[tuple[bytes, int]], bits: int) -> list[int]:
+    """values + sum of sign * stream, mod 2^bits, an element at a time; streams are bytes, little endian."""
+    width = bits // 8
+    return [
+        (
+            value
+            + sum(
+                sign * int.from_bytes(stream[place * width : (place + 1) * width], "little") for stream, sign in streams
+            )
+        )
+        % 2**bits
+        for place, value in enumerate(values)
+    ]

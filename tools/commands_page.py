@@ -1,6 +1,10 @@
-"""Writes docs/commands.md from the programs and their codes; a test compares. ``python -m tools.commands_page``"""
+"""Writes docs/commands.md and the man pages from the programs and their codes; a test compares them.
+
+python -m tools.commands_page
+"""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -56,8 +60,19 @@ def _programs() -> Iterator[str]:
         yield from _commands(app, name)
 
 
+def summaries(app: typer.Typer, path: str) -> Iterator[tuple[str, str]]:
+    """Each command below ``app`` with the first sentence about it."""
+    for words, callback in _callbacks(app, path):
+        yield words, re.split(r"(?<=[.])\s", _text(callback.__doc__), maxsplit=1)[0]
+
+
 def _commands(app: typer.Typer, path: str) -> Iterator[str]:
-    """Those of a program or group, by name. From what is declared: what Typer makes of it differs by version."""
+    for words, callback in _callbacks(app, path):
+        yield from _command(callback, words)
+
+
+def _callbacks(app: typer.Typer, path: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """The commands of a program or group, by name. From what is declared: what Typer makes of it differs by version."""
     parts: dict[str, Callable[..., Any] | typer.Typer] = {}
     for command in app.registered_commands:
         assert command.callback is not None
@@ -67,9 +82,9 @@ def _commands(app: typer.Typer, path: str) -> Iterator[str]:
         parts[str(group.name)] = group.typer_instance
     for name, part in sorted(parts.items()):
         if isinstance(part, typer.Typer):
-            yield from _commands(part, f"{path} {name}")
+            yield from _callbacks(part, f"{path} {name}")
         else:
-            yield from _command(part, f"{path} {name}")
+            yield f"{path} {name}", part
 
 
 def _command(callback: Callable[..., Any], path: str) -> Iterator[str]:
@@ -147,4 +162,7 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
+    from tools import man_pages
+
     PAGE.write_text(page(), encoding="utf-8")
+    man_pages.write()

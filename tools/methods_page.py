@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fl_algorithms.lab.methods import SHOWN, overview, rules
+from fl_algorithms.lab.methods import SHOWN, overview, rules, sums_alone
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "methods.md"
 HEAD = """# Methods
@@ -16,8 +16,8 @@ run one: [researchers.md](researchers.md). How to add one: [adding-a-method.md](
 `fl-lab methods NAME` has a method's settings. Each federated method runs in the lab and across hospitals with the same
 code, and ends with the same digest.
 
-| `name` | method | what leaves a site | what stays | needs | differs from the paper in |
-|---|---|---|---|---|---|
+| `name` | method | what leaves a site | what stays | needs | sums alone | differs from the paper in |
+|---|---|---|---|---|---|---|
 """
 TAIL = """
 Two baselines are no methods: Local (*Client j*) comes from the runs of `silo`, and Central is a row of
@@ -29,19 +29,26 @@ Where a method's coordinator takes a mean (its card says so), a study may have a
 | `rule` | in place of the mean | needs updates | tolerates bad sites | rows count |
 |---|---|---|---|---|
 {rules}
+*Sums alone*: whether a study may have `[secure_aggregation]`. Its coordinator then never has a single update: in the
+lab so far, not between hospitals ([the decision](decisions/0015-secure-aggregation.md)). The others need single ones:
+
+{single}
 A hospital's policy blocks these methods until it allows them in `[models]` ([policy.md](policy.md#models)):
 
 """
 
 
 def page() -> str:
-    rows, exposed = [], []
+    rows, exposed, single = [], [], []
     for row in overview():
         name = f"`{row['name']}`" + (" (lab only)" if row["lab_only"] else "")
         title, _, link = str(row["paper"]).rpartition(", https://")
         method = f"[{row['title']}](https://{link}), {title}" if title else f"{row['title']}: {row['paper']}"
         needs = "; ".join(row["needs"]) or "–"
-        rows.append(f"| {name} | {method} | {row['upload']} | {row['private']} | {needs} | {row['differs'] or '–'} |\n")
+        told = (row["upload"], row["private"], needs, sums_alone(row), row["differs"] or "–")
+        rows.append(f"| {name} | {method} | {' | '.join(told)} |\n")
+        if row["single_updates"]:
+            single.append(f"* `{row['name']}`: {row['single_updates']}.\n")
         if row["exposure"]:
             exposed.append(f"* `{row['name']}`: {SHOWN[row['exposure']].format(row['personalized'])}.\n")
     robust = []
@@ -49,7 +56,12 @@ def page() -> str:
         title, _, link = rule["paper"].rpartition(", https://")
         what = f"[{rule['title']}](https://{link}), {title}"
         robust.append(f"| `{rule['name']}` | {what} | {rule['needs']} | {rule['tolerates']} | {rule['rows']} |\n")
-    return HEAD + "".join(rows) + TAIL.replace("{rules}", "".join(robust)) + "".join(exposed)
+    return (
+        HEAD
+        + "".join(rows)
+        + TAIL.replace("{rules}", "".join(robust)).replace("{single}", "".join(single))
+        + "".join(exposed)
+    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ PARTIES = {
     "test_trainer": "A trainer whose code was taken over",
     "test_plugin": "Code of others: who makes a plug-in, changes one after it was approved, or names one",
     "test_statistics": "Figures of tables: who asks for too much, tells what is not so, or lets leave what nobody saw",
+    "test_secure_aggregation": "A malicious coordinator and colluding members, against secure aggregation over a "
+    "simulated network: the two programs do not run it yet",
     "test_insider": "An insider who edits the ledger afterwards",
     "test_other_user": "Another user of the hospital's machine",
     "test_network": "The network between",

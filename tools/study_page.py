@@ -71,6 +71,7 @@ SECTIONS = (
     ("reported", study.ReportedSection),
     ("limits", study.LimitsSection),
     ("aggregation", study.AggregationSection),
+    ("secure_aggregation", study.SecureAggregationSection),
     ("public_data", study.PublicDataSection),
     ("plugins.X", study.PluginSection),
 )

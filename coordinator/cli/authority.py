@@ -7,6 +7,7 @@ import typer
 
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, Json, State
+from coordinator.cli.passphrases import Passphrase, passphrase_from, read
 from coordinator.member_answers import AuthorityStatus, IntermediateRequested
 from coordinator.requests import (
     InstallIntermediate,
@@ -16,18 +17,12 @@ from coordinator.requests import (
     ShowAuthority,
 )
 from wardround.cli import print_json, say
-from wardround.errors import BadData, UsageProblem
 
-MAX_FILE = 64 * 1024
 app = typer.Typer(
     help="Keep the root's key away from the service, and roll over to a new intermediate or root.",
     no_args_is_help=True,
     add_completion=False,
 )
-Passphrase = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="A file whose first line is the passphrase; without it, you are asked."),
-]
 Root = Annotated[Path, typer.Option(metavar="FILE", help="The root's key, as `export-root` wrote it.")]
 
 
@@ -62,7 +57,7 @@ def export_root(
     place = Place(state)
     outputs.file(out, force=force, keep=[state])
     root = root_in_service(Authority(place.authority, place.config().federation))
-    secret = _passphrase(passphrase, "Passphrase for the root's key: ", new=True)
+    secret = passphrase_from(passphrase, "Passphrase for the root's key: ", new=True)
     outputs.write(out, [root.encrypted(secret)], force=force, keep=[state])
     RootFile.decrypted(out.read_bytes(), secret, str(out))
     ask(state, LeaveRoot(), AuthorityStatus)
@@ -102,8 +97,8 @@ def sign(
     from wardround.local import outputs
 
     outputs.file(out, force=force, keep=[])
-    held = RootFile.decrypted(_read(root), _passphrase(passphrase, f"Passphrase of {root}: "), str(root))
-    outputs.write(out, [held.signs(_read(request), time.time())], force=force, keep=[])
+    held = RootFile.decrypted(read(root), passphrase_from(passphrase, f"Passphrase of {root}: "), str(root))
+    outputs.write(out, [held.signs(read(request), time.time())], force=force, keep=[])
     say(f"Certificate written to {out}")
     say(f"next: at the coordinator, `coordinator authority install {out.name}`")
 
@@ -126,10 +121,10 @@ def new_root(
     from wardround.signing.certificates import fingerprint
 
     outputs.file(out, force=force, keep=[root])
-    secret = _passphrase(passphrase, f"Passphrase of {root}: ")
-    fresh = RootFile.decrypted(_read(root), secret, str(root)).successor(time.time())
+    secret = passphrase_from(passphrase, f"Passphrase of {root}: ")
+    fresh = RootFile.decrypted(read(root), secret, str(root)).successor(time.time())
     if new_passphrase is not None:
-        secret = _passphrase(new_passphrase, "", new=True)
+        secret = passphrase_from(new_passphrase, "", new=True)
     outputs.write(out, [fresh.encrypted(secret)], force=force, keep=[root])
     say(f"A new root's key is in {out}; fingerprint {fingerprint(fresh.certificate)}")
     say(f"next: at the coordinator, `coordinator authority request`; then here, `sign --root {out.name}`")
@@ -142,7 +137,7 @@ def install(
 ) -> None:
     """Take a new intermediate into service, and its root if that is a new one. No connection ends."""
     refuse_no_coordinator(state)
-    status = ask(state, InstallIntermediate(bundle=_read(certificate).decode(errors="replace")), AuthorityStatus)
+    status = ask(state, InstallIntermediate(bundle=read(certificate).decode(errors="replace")), AuthorityStatus)
     say(f"Another intermediate signs from now on, until {status.expires}")
     if len(status.roots) > 1:
         say(f"The new root {status.roots[0].fingerprint} is trusted beside the one before it")
@@ -161,26 +156,3 @@ def retire(
     say(f"Only root {status.roots[0].fingerprint} is trusted from now on")
     for site in status.behind:
         say(f"next: `coordinator invite {site}`, which the site redeems in its own state directory")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE)
-    except OSError as error:
-        raise BadData(f"{path}: {error.strerror}") from None
-
-
-def _passphrase(path: Path | None, prompt: str, *, new: bool = False) -> bytes:
-    """The passphrase, from a file or an unseen prompt; a new one is typed twice."""
-    import getpass
-    import sys
-
-    if path is not None:
-        return _read(path).partition(b"\n")[0].rstrip(b"\r")
-    if not sys.stdin.isatty():
-        raise UsageProblem("no passphrase was given, and there is no terminal to ask at", hint="give --passphrase FILE")
-    typed = getpass.getpass(prompt)
-    if new and getpass.getpass("Again: ") != typed:
-        raise UsageProblem("the two passphrases differ; nothing was changed")
-    return typed.encode()

@@ -7,7 +7,7 @@ import typer
 
 from coordinator.answers import SnapshotMade, StudyRenewed
 from coordinator.cli.asking import ask, refuse_no_coordinator
-from coordinator.cli.options import State
+from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
 from coordinator.cli.setup import write_journal
 from coordinator.requests import MakeSnapshot, RenewStudy
 from wardround.cli import say
@@ -35,15 +35,20 @@ def backup(
 def restore(
     folder: Annotated[Path, typer.Argument(metavar="BACKUP", help="What `coordinator backup` made.")],
     state: State,
+    database: Database = "",
+    database_password: DatabasePassword = None,
+    blobs: Blobs = "",
 ) -> None:
     """Make a state directory of a backup, and a new revision of each study that went on. Give a new --state."""
     from coordinator import backups
     from coordinator.state_directory import State as Place
+    from coordinator.state_directory import storage_from
     from coordinator.storage.tables import utc_text
     from wardround.local import directory
 
     directory.refuse_other(state, "coordinator")
-    contents = backups.put_back(folder, Place(state))
+    password = password_from(database_password)
+    contents = backups.put_back(folder, Place(state), storage_from(database, blobs), password)
     write_journal(Place(state), "restore", {"backup": utc_text(contents.made_s), "files": len(contents.files)})
     say(f"restored what was backed up at {utc_text(contents.made_s)}, {len(contents.files)} files, all whole")
     renewed = [renew_one(state, study) for study in backups.going_on(Place(state))]

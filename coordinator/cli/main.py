@@ -11,6 +11,7 @@ from coordinator.cli import (
     members,
     models,
     setup,
+    standby,
     studies,
     summaries,
 )
@@ -30,6 +31,7 @@ app.command()(ledgers.receipts)
 app.command()(ledgers.rollover)
 app.add_typer(authority.app, name="authority")
 app.add_typer(journal.app, name="journal")
+app.add_typer(standby.app, name="standby")
 studies.app.command()(curves.export)
 app.add_typer(studies.app, name="study")
 app.add_typer(summaries.app, name="summary")

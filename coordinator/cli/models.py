@@ -43,7 +43,10 @@ def export_model(
     refuse_no_coordinator(state)
     out = outputs.folder(out, force=force, keep=[state]).resolve()
     report = ask(state, ShowReport(study=study), StudyReport)
-    files = [str(file) for file in export(report, Blobs(Place(state).blobs), model, site, out, force=force, keep=state)]
+    place = Place(state)
+    storage = place.config().storage
+    blobs = Blobs(place.blob_folder(storage), place.objects(storage))
+    files = [str(file) for file in export(report, blobs, model, site, out, force=force, keep=state)]
     written, why = _with_program(out, onnx=onnx, force=force)
     files += written
     if as_json:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from wardround.errors import BadData
 from wardround.local.directory import default_state, described_default
 
 State = Annotated[
@@ -20,3 +21,34 @@ State = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file; never one inside --state.")]
+Database = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="An empty PostgreSQL database: postgresql://USER@HOST/NAME, no password in it. Else a file in --state.",
+    ),
+]
+DatabasePassword = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A file whose first line is the database's password. It is copied into --state."),
+]
+
+Blobs = Annotated[
+    str,
+    typer.Option(
+        "--blobs", metavar="FOLDER|URL", help="Models and updates: a folder that a standby shares, or an object store."
+    ),
+]
+
+
+def password_from(file: Path | None) -> str | None:
+    """The first line of a file; None of no file. Raises BadData: it cannot be read, or is empty."""
+    if file is None:
+        return None
+    try:
+        line = file.read_text(encoding="utf-8").partition("\n")[0].strip("\r")
+    except (OSError, UnicodeDecodeError):
+        line = ""
+    if not line:
+        raise BadData(f"{file} has no password in its first line, or cannot be read")
+    return line

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.cli.options import State
+from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
 from coordinator.journal_records import Known
 from wardround.cli import LogFormat, Metrics, say
 from wardround.errors import UsageProblem
@@ -19,13 +19,17 @@ def init(
     state: State,
     federation: Annotated[str, typer.Option(metavar="NAME", help="The federation's name. It is in every certificate.")],
     address: Annotated[str, typer.Option(metavar="HOST:PORT", help="The address that the sites connect to.")],
+    database: Database = "",
+    database_password: DatabasePassword = None,
+    blobs: Blobs = "",
 ) -> None:
     """Make a coordinator: its certificate authority, its keys and its database."""
     from coordinator import state_directory
     from wardround.signing.certificates import fingerprint
 
     place = state_directory.State(state)
-    authority = state_directory.create(place, federation, address, time.time())
+    storage, password = state_directory.storage_from(database, blobs), password_from(database_password)
+    authority = state_directory.create(place, federation, address, time.time(), storage, password)
     write_journal(place, "init", {"federation": federation, "address": address})
     say(f"Certificate authority of `{federation}` written to {state / 'authority'}; only this user can read its key")
     say(f"fingerprint {fingerprint(authority.certificate)}")
@@ -34,11 +38,11 @@ def init(
 
 def write_journal(place: "Place", act: str, about: dict[str, Known]) -> None:
     """Write into the operator's journal what this command has done to the state directory itself."""
+    from coordinator.context import leading_store
     from coordinator.journal import Journal
-    from coordinator.storage.database import Store
     from wardround.local.person import who
 
-    store = Store(place.database)
+    store = leading_store(place)
     try:
         Journal(store, time.time).done(who(), act, about)
     finally:
@@ -49,17 +53,18 @@ def upgrade(state: State) -> None:
     """Bring the database of an older version to the form of this version. A copy of the older one is kept."""
     from coordinator.state_directory import State as Place
     from coordinator.storage import database
+    from coordinator.storage.schema import newest_schema
     from wardround.local.durable import StateLock
 
     place = Place(state)
-    place.config()
+    where = place.place(place.config().storage)
     with StateLock(state, "coordinator upgrade"):
-        kept = database.upgrade(place.database)
+        kept = database.upgrade(where, place.root)
         if kept is not None:
-            write_journal(place, "upgrade", {"schema": database.newest_schema()})
+            write_journal(place, "upgrade", {"schema": newest_schema()})
     if kept is not None:
         say(f"the database as it was is kept as {kept}")
-    say(f"{place.database} is ready for this version")
+    say(f"{database.name_of(where)} is ready for this version")
 
 
 def serve(

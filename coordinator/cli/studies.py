@@ -227,6 +227,9 @@ def _say_state(status: StudyStatus) -> None:
     not_ready = [name for name, site in status.sites.items() if not site.ready]
     waiting = f", waiting for {', '.join(not_ready)}" if status.state == "waiting" and not_ready else ""
     say(f"Study `{status.id}` is {status.state}{waiting}")
+    if spent := [name for name, site in status.sites.items() if site.attempts_spent]:
+        say(f"{', '.join(spent)}: the attempts at round {status.round} that were approved are spent, so no further one")
+        say(f"is answered; `coordinator study renew {status.id}` begins a new revision, which each site approves")
     say(f"next: `coordinator study status {status.id} --follow`")
 
 

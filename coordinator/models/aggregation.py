@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.storage.blobs import Blobs, is_whole
+from coordinator.storage.blobs import Blobs
 from fl_algorithms.server.aggregator import Round, ServerAggregator, Update
 from fl_algorithms.server.combining import Combined
 from fl_algorithms.server.limits import Account, averaged
@@ -82,7 +82,7 @@ def aggregate(
         BadData: what the aggregator needs is missing.
     """
     spooled = sorted(spooled, key=lambda update: update.site)
-    if damaged := [one.site for one in spooled if not is_whole(blobs.spool(one.upload_id), one.manifest_sha256)]:
+    if damaged := [one.site for one in spooled if not blobs.whole_spool(one.upload_id, one.manifest_sha256)]:
         raise DamagedSpools(damaged)
     with ExitStack() as stack:
         newest = stack.enter_context(TensorFile(blobs.whole_model(kept, again=True)))

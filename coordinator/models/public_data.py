@@ -48,7 +48,9 @@ def prepare(study: ResolvedStudy, blobs: Blobs, path: Path | None) -> None:
             hint=again,
         )
     durable.make_folder(blobs.public_data)
-    durable.write_file(blobs.public_data / f"{wanted}{path.suffix.lower()}", data)
+    copy = blobs.public_data / f"{wanted}{path.suffix.lower()}"
+    durable.write_file(copy, data)
+    blobs.share(copy)
 
 
 def copy_of(study: ResolvedStudy, blobs: Blobs) -> Path | None:
@@ -71,7 +73,7 @@ def _kept(study: ResolvedStudy, blobs: Blobs) -> Path | None:
     if not study.distills or study.public_data is None:
         return None
     paths = [blobs.public_data / f"{study.public_data.digest}{suffix}" for suffix in SUFFIXES]
-    return next((path for path in paths if path.exists()), None)
+    return next((path for path in paths if blobs.bring(path)), None)
 
 
 def _digest(path: Path) -> str:

@@ -4,15 +4,19 @@ models/DIGEST.safetensors       a model, named by the digest of its manifest
 spare/DIGEST.safetensors        a second copy of it: a model is the one file here that nobody can send again
 uploads/ID.safetensors          an update on its way in: the header first, then the payload as it comes
 public_data/DIGEST.csv or .npz  a study's public data set, where the coordinator distills on it
+
+With an object store, models, accepted updates and public data sets have a copy there: see ``objects``.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator
+import uuid
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from wardround.errors import BadData
+from coordinator.storage.objects import ObjectStore
+from wardround.errors import BadData, TryAgain
 from wardround.local.durable import SpoolFile, make_folder, move, remove, write_file
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import CHUNK, Manifest, PayloadHasher, TensorSpec
@@ -35,10 +39,15 @@ class DamagedModel(BadData):
 
 
 class Blobs:
-    """The files of one state directory."""
+    """The files of one state directory, or of a folder that a standby shares.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        objects: where models, accepted updates and public data sets also are, and what is missing here comes from.
+    """
+
+    def __init__(self, folder: Path, objects: ObjectStore | None = None) -> None:
         self.folder = folder
+        self._objects = objects
         self._models = folder / "models"
         self._spare = folder / "spare"
         self._uploads = folder / "uploads"
@@ -80,10 +89,41 @@ class Blobs:
             elif is_whole(spare, digest):
                 log.error("%s was damaged or gone; it was made good from its second copy: check the disk", path)
                 write_file(path, _pieces(spare))
+            elif self._fetched_whole(path, digest):
+                write_file(spare, _pieces(path))
             else:
                 raise DamagedModel(digest, self.folder)
             self._seen_whole[digest] = time.monotonic()
         return path
+
+    def whole_spool(self, upload_id: str, manifest_sha256: str) -> bool:
+        """Whether an update's file is here, or was fetched, and hashed now is what was accepted."""
+        path = self.spool(upload_id)
+        return is_whole(path, manifest_sha256) or self._fetched_whole(path, manifest_sha256)
+
+    def _fetched_whole(self, path: Path, digest: str) -> bool:
+        if self._objects is None or not self._objects.fetch(self._name(path), path) or not is_whole(path, digest):
+            return False
+        log.warning("%s was damaged or gone here; it was fetched from the object store", path)
+        return True
+
+    def share(self, path: Path) -> None:
+        """Copy a file of these to where a standby finds it. Raises TryAgain: it did not arrive there."""
+        if self._objects is not None and path.exists():
+            self._objects.put(path, self._name(path))
+
+    def bring(self, path: Path) -> bool:
+        """Whether a file of these is here now; one that another coordinator wrote is fetched."""
+        if path.exists():
+            return True
+        return self._objects is not None and self._objects.fetch(self._name(path), path)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.folder).as_posix()
+
+    def close(self) -> None:
+        if self._objects is not None:
+            self._objects.close()
 
     def doubt(self, digest: str) -> None:
         """Somebody found other bytes in a model than those of its digest: it is hashed again before its next use."""
@@ -91,8 +131,8 @@ class Blobs:
             self._seen_whole.pop(digest, None)
 
     def new_model(self, specs: tuple[TensorSpec, ...], label: str) -> "NewModel":
-        """A model to be written; ``label`` keeps two that are written at the same time apart."""
-        return NewModel(self._models, self._spare, specs, label)
+        """A model to be written; ``label`` says which, to whoever finds it half written."""
+        return NewModel(self._models, self._spare, specs, label, self.share)
 
     def keep_model(self, source: TensorFile, label: str) -> Manifest:
         """Copy a model in. Returns its manifest."""
@@ -104,12 +144,17 @@ class Blobs:
     def drop_models(self, digests: Collection[str]) -> None:
         for digest in digests:
             self.doubt(digest)
-            remove(self.model(digest))
+            self._drop(self.model(digest))
             remove(self.spare(digest))
 
     def drop_spools(self, upload_ids: Collection[str]) -> None:
         for upload_id in upload_ids:
-            remove(self.spool(upload_id))
+            self._drop(self.spool(upload_id))
+
+    def _drop(self, path: Path) -> None:
+        remove(path)
+        if self._objects is not None:
+            self._objects.remove([self._name(path)])
 
     def sweep(self) -> None:
         """Remove what a process that was killed had half written. Only where nobody else writes."""
@@ -128,16 +173,29 @@ class Blobs:
             for path in folder.iterdir():
                 if path.name.removesuffix(SUFFIX) not in wanted:
                     remove(path)
+        if self._objects is not None:
+            for folder, wanted in ((self._models, wanted_models), (self._uploads, wanted_spools)):
+                self._tidy_shared(self._objects, folder, wanted)
+
+    def _tidy_shared(self, objects: ObjectStore, folder: Path, wanted: Collection[str]) -> None:
+        try:
+            objects.remove(objects.names(folder.name) - {self._name(folder / f"{name}{SUFFIX}") for name in wanted})
+        except TryAgain as error:
+            log.warning("%s; what is needless there stays until the next start", error.message)
 
 
 class NewModel:
     """A model's file and its second copy, filled from their beginning and named when their digest is known."""
 
-    def __init__(self, folder: Path, spare: Path, specs: tuple[TensorSpec, ...], label: str) -> None:
+    def __init__(
+        self, folder: Path, spare: Path, specs: tuple[TensorSpec, ...], label: str, share: Callable[[Path], None]
+    ) -> None:
+        self._share = share
         self._hasher = PayloadHasher(specs)
         header = file_header(specs)
         self._folders = folder, spare
-        self._paths = [place / f".{label}{SUFFIX}" for place in self._folders]
+        own = uuid.uuid4().hex[:12]  # a leader that was replaced may still be writing the same one
+        self._paths = [place / f".{label}-{own}{SUFFIX}" for place in self._folders]
         self._files: list[SpoolFile] = []
         try:
             for path in self._paths:
@@ -161,6 +219,7 @@ class NewModel:
         for file, path, folder in zip(self._files, self._paths, self._folders, strict=True):
             file.sync()
             move(path, folder / f"{manifest.digest()}{SUFFIX}")
+        self._share(self._folders[0] / f"{manifest.digest()}{SUFFIX}")
         return manifest
 
     def __enter__(self) -> "NewModel":

@@ -7,8 +7,10 @@ kept as JSON text and decoded where it is used, so that one damaged row is the f
 import datetime
 import json
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Index, String, Text
+from sqlalchemy import BigInteger, Float, ForeignKey, Index, Integer, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+SENT_NUMBER = Integer().with_variant(BigInteger(), "postgresql")  # as a site may send it: 32 bits without a sign
 
 
 def utc_text(seconds: float) -> str:
@@ -135,9 +137,9 @@ class Upload(Base):
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     site: Mapped[str] = mapped_column(String(64), index=True)
     study: Mapped[str] = mapped_column(String(64))
-    revision: Mapped[int]
-    round: Mapped[int]
-    attempt: Mapped[int]
+    revision: Mapped[int] = mapped_column(SENT_NUMBER)
+    round: Mapped[int] = mapped_column(SENT_NUMBER)
+    attempt: Mapped[int] = mapped_column(SENT_NUMBER)
     content: Mapped[str] = mapped_column(String(64))  # digest of the header without id and ledger
     manifest_sha256: Mapped[str] = mapped_column(String(64))
     payload_bytes: Mapped[int] = mapped_column(BigInteger)
@@ -214,3 +216,20 @@ class JournalLine(Base):
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     line: Mapped[str] = mapped_column(Text)
     head: Mapped[str] = mapped_column(String(64))
+
+
+class Leadership(Base):
+    """Which coordinator may write, where several stand on one database. One row; see ``coordinator.storage.lease``.
+
+    ``expires_s`` is by the database's clock. ``receipt_key`` and ``root`` are fingerprints of the leader's keys.
+    """
+
+    __tablename__ = "leadership"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    token: Mapped[int] = mapped_column(BigInteger)
+    writes: Mapped[int] = mapped_column(BigInteger)
+    holder: Mapped[str] = mapped_column(String(400))
+    expires_s: Mapped[float] = mapped_column(Float)
+    receipt_key: Mapped[str] = mapped_column(String(64))
+    root: Mapped[str] = mapped_column(String(64))

@@ -1,6 +1,7 @@
 """The worker that makes the studies' next models, one after the other, and lets each study know.
 
-Where the disk is full it waits for room, and goes on by itself; the updates and the newest model stay as they are.
+Where the disk is full it waits for room, where the database is away for that, and goes on by itself; the updates and
+the newest model stay as they are.
 """
 
 import logging
@@ -13,10 +14,11 @@ from coordinator.storage.database import Store
 from coordinator.studies.conclusion import Conclusion, conclude
 from coordinator.studies.state import Round
 from coordinator.studies.study import Study
-from wardround.errors import CannotWrite
+from wardround.errors import CannotWrite, TryAgain
 from wardround.local.durable import StorageFailed
 
 LATER_S = 5.0  # after which what did not fit on the disk is tried again
+_ADVICE = {True: ", free some space", False: ""}
 log = logging.getLogger(__name__)
 
 
@@ -62,17 +64,16 @@ class Aggregations:
         try:
             while self._is_wanted(study, current):
                 try:
-                    end = conclude(self._store, self._blobs, study, current)
+                    self._concluded(study, current, conclude(self._store, self._blobs, study, current))
+                    return
                 except StorageFailed:
                     raise
-                except CannotWrite as error:
+                except (CannotWrite, TryAgain) as error:
                     log.error(
-                        "%s: round %d cannot be aggregated now: %s; trying again in %g s, free some space",
-                        study.name, current.number, error.message, LATER_S,
+                        "%s: round %d cannot be aggregated now: %s; trying again in %g s%s", study.name,
+                        current.number, error.message, LATER_S, _ADVICE[isinstance(error, CannotWrite)],
                     )  # fmt: skip
                     if self._stopping.wait(LATER_S):
-                        return None
-                else:
-                    return self._concluded(study, current, end)
+                        return
         except StorageFailed as error:
             self._fatal(error)

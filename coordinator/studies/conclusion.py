@@ -20,7 +20,7 @@ from coordinator.studies.lifecycle import Aggregated, Event, Halted, Unusable
 from coordinator.studies.state import Round
 from coordinator.studies.study import Study
 from fl_algorithms.server.limits import LEFT_OUT, Account, TooFewLeft
-from wardround.errors import CannotWrite, WardroundError
+from wardround.errors import CannotWrite, TryAgain, WardroundError
 from wardround.tensors.manifests import Manifest
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def conclude(store: Store, blobs: Blobs, study: Study, current: Round) -> Conclu
     """Aggregate the accepted updates of ``current``. It can be cut off anywhere and done again, to the same bits.
 
     Raises:
-        CannotWrite: there is no room now.
+        CannotWrite: there is no room now. TryAgain: the database was away.
         StorageFailed: the process must end; the next start does it again.
     """
     try:
@@ -60,7 +60,7 @@ def conclude(store: Store, blobs: Blobs, study: Study, current: Round) -> Conclu
     except DamagedSpools as error:
         log.error("%s: round %d: %s", study.name, current.number, error.message)
         return Conclusion(Unusable(error.message, dict.fromkeys(error.sites, "PAYLOAD_DIGEST")))
-    except CannotWrite:
+    except (CannotWrite, TryAgain):
         raise
     except WardroundError as error:
         log.error("%s: round %d: %s", study.name, current.number, error.message)

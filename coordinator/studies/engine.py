@@ -255,8 +255,8 @@ class Engine:
         """
 
         def act() -> None:
-            self._streams.open(site, stream)
             self._seen(site)
+            self._streams.open(site, stream)
             for study in self._studies.values():
                 if site in study.rules.sites and study.state.phase not in ENDED:
                     stream.put(study)
@@ -268,8 +268,8 @@ class Engine:
 
     def unwatch(self, site: str, stream: Stream) -> None:
         def act() -> None:
-            self._seen(site)
             self._streams.close(site, stream)
+            self._seen(site)
 
         self.call(act)
 
@@ -393,7 +393,7 @@ class Engine:
         now_s = int(self._wall_clock())
         try:
             self._advance(study.name, end.event, lambda session: end.record(session, study, current, now_s), newest)
-        except StorageFailed:
+        except (CannotWrite, TryAgain):  # nothing happened; the worker tries again
             raise
         except Exception as error:
             log.exception("%s: round %d could not be recorded", study.name, current.number)

@@ -116,6 +116,8 @@ class Uploads:
         """The receipt of a complete upload; decision, receipt and round are durable when this returns."""
         with reception.committed(manifest_sha256) as received:
             payload = admission.admit_payload(received, reception.max_norm)
+            if received.spool is not None and isinstance(payload, Admitted):
+                self._blobs.share(received.spool)  # before the receipt: a standby finds what was accepted
         receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
         reception.settle()
         return receipt

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
@@ -107,7 +107,7 @@ def _heads(session: Session, site: str, ledger_id: str, first: int, last: int) -
 def keep_head(session: Session, site: str, head: LedgerHead, *, in_receipt: bool) -> None:
     """Note a head; the older ones go, but for those that a receipt names."""
     values = {"of_site": site, "of_ledger": head.ledger_id, "after_lines": head.lines}
-    changed(session, _KEEP, **values, the_head=head.head, named=in_receipt)
+    changed(session, _KEEP[session.get_bind().dialect.name], **values, the_head=head.head, named=in_receipt)
     changed(session, _FORGET_OLDER, **values)
 
 
@@ -124,7 +124,7 @@ def _between() -> sa.Select[int, str]:
     return sa.select(table.lines, table.head).where(*own, *between)
 
 
-def _keep() -> sa.Insert:
+def _keep(insert: Callable[[type[tables.LedgerHead]], sqlite.Insert | postgresql.Insert]) -> sa.Insert:
     table = tables.LedgerHead
     new = insert(table).values(
         site=sa.bindparam("of_site"), ledger_id=sa.bindparam("of_ledger"), lines=sa.bindparam("after_lines"),
@@ -151,4 +151,5 @@ def _take_ledger() -> sa.Update:
 
 
 _NEWEST, _BETWEEN = _newest(), _between()
-_KEEP, _FORGET_OLDER, _TAKE_LEDGER = _keep(), _forget_older(), _take_ledger()
+_KEEP = {"sqlite": _keep(sqlite.insert), "postgresql": _keep(postgresql.insert)}
+_FORGET_OLDER, _TAKE_LEDGER = _forget_older(), _take_ledger()

@@ -160,6 +160,9 @@ def run_study(
     strength: Annotated[
         float | None, typer.Option(help="Of the attack: times its update; of alie z, in standard deviations.")
     ] = None,
+    masked: Annotated[
+        bool, typer.Option("--masked", help="Secure aggregation with its masks; without them the sums are the same.")
+    ] = False,
     jobs: JobsOption = None,
     executor: ExecutorOption = "processes",
     per_card: PerCardOption = 1,
@@ -182,7 +185,7 @@ def run_study(
     if weights is not None:
         _initial(resolved, weights)
     hardware = Hardware(device, workers)
-    there = Participation(sample, dropout, delay_s, delay_spread, attacked(attack, bad_site, strength))
+    there = Participation(sample, dropout, delay_s, delay_spread, attacked(attack, bad_site, strength), masked)
     cli_run.run_and_print(
         resolved, data, seeds, out, hardware, weights, private_weights, there, jobs, executor, per_card, as_json, engine
     )

@@ -108,6 +108,8 @@ def _say(study: ResolvedStudy, result: SeedResult, done: int, seeds: int) -> Non
         say(f"warning: {warning}")
     for sentence in record["limits"]:
         say(f"warning: {sentence}")
+    if record.get("range"):
+        say(f"seed {record['seed']}: {record['range']}")
     say(f"{study.method.name}: seed {record['seed']}, {study.study.rounds} rounds ({done} of {seeds} seeds)")
 
 

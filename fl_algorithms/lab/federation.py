@@ -20,6 +20,7 @@ from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState
 from fl_algorithms.lab.choices import choice
 from fl_algorithms.lab.curves import Curves
 from fl_algorithms.lab.participation import EVERYONE, Participation
+from fl_algorithms.lab.round_sums import RoundSums, Summed
 from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Specs, Update, server_aggregator
 from fl_algorithms.server.best import BestGlobal
@@ -134,6 +135,7 @@ class Run:
         self._start = initial_model(study) if start is None else start
         self._aggregator = server_aggregator(study, specs_of(self._start))
         self._public_data = next(iter(data.values())).public_data if study.distills else None
+        self._sums = RoundSums(study, self._aggregator, masked=participation.masked)
 
     def begin(self, state: RunState | None, own: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Before the first round, or after that of ``state``."""
@@ -210,8 +212,9 @@ class Run:
 
     def close(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
         """Average what the round's sites sent."""
-        self._offer(round_number, results)
         sent = results if self._attack is None else self._attack.sent(results)
+        summed = self._sums.of(round_number, self._digest(), sent)
+        self._offer(round_number, results, summed)
         try:
             self._model, account = aggregate(
                 self._study,
@@ -222,6 +225,7 @@ class Run:
                 self._public_data,
                 self._accounts,
                 self._device,
+                summed,
             )
         except TooFewLeft as error:
             raise _paused(self._study, round_number, error) from None
@@ -235,17 +239,17 @@ class Run:
         for site, session in self.sessions.items():
             results[site] = session.validate(closing, self.base(closing, site))
             self._judged(closing, site, results[site])
-        self._offer(closing, {site: results[site] for site in self._study.study.trainers})
+        trained = {site: results[site] for site in self._study.study.trainers}
+        self._offer(closing, trained, self._sums.of(closing, self._digest(), trained))
         for site, session in self.sessions.items():
             best = downlink(self._aggregator, self._best_model, site, closing)
             self._keep(site, session.finish(self._best.round, best))
             self._kept[site] = {kind: session.scored(one) for kind, one in self._kept[site].items()}
             if self._study.checkpoints.selection != "none":
                 self._kept[site][SELECTED] = choice(self._study, self._task, site, self._data[site], self._kept[site])
-        digest = manifest(self._model, self._aggregator.kept_specs).digest() if self._model else None
         return Outcome(
             manifest(self._start, self._aggregator.upload).digest(),
-            digest,
+            self._digest() if self._model else None,
             self._best.round,
             self._kept,
             self._model,
@@ -260,10 +264,13 @@ class Run:
     def _keep(self, site: str, checkpoints: Sequence[Checkpoint]) -> None:
         self._kept[site] |= {checkpoint.kind: checkpoint for checkpoint in checkpoints}
 
-    def _offer(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
+    def _digest(self) -> str:
+        return manifest(self._model, self._aggregator.kept_specs).digest()
+
+    def _offer(self, round_number: int, results: Mapping[str, RoundResult], summed: Summed | None) -> None:
         """Let the model before this round compete to be the best."""
         if self._row.one_global_model:
-            losses = reported_losses(self._study, results)
+            losses = reported_losses(self._study, results) if summed is None else summed.losses
             judged = self._best.offered(round_number - 1, losses, self._study.limits.max_weight)
             if judged is not self._best:
                 self._best, self._best_model = judged, self._model
@@ -289,6 +296,7 @@ def aggregate(
     public_data: PublicData | None = None,
     before: Sequence[Account] = (),
     device: Device = CPU,
+    summed: Summed | None = None,
 ) -> tuple[dict[str, Tensor], Account]:
     """What the coordinator keeps next, by the code that it runs, with counts as they are reported; and whose updates
     are in it.
@@ -297,6 +305,7 @@ def aggregate(
         public_data: the public data set, where the coordinator distills.
         before: the accounts of the rounds before.
         device: where the coordinator distills.
+        summed: what it has in place of the updates, under secure aggregation.
 
     Raises:
         TooFewLeft: fewer updates than the study's quorum are within its limits.
@@ -318,6 +327,8 @@ def aggregate(
 
         return _tensors(aggregator.kept_specs, write)
 
+    if summed is not None:
+        return make(updates, summed.combined), summed.account
     return averaged(study, aggregator, updates, before, make, kept=kept, round_number=round_number)
 
 

@@ -11,6 +11,7 @@ from fl_algorithms import registry
 from fl_algorithms.lab.keys import Key, keys, written
 from fl_algorithms.rows import SITES, MethodRow
 from fl_algorithms.server.rules.rows import RULES, takes_rule
+from fl_algorithms.server.secure_study import why_single
 from wardround.errors import UsageProblem
 
 MEAN = "fl_algorithms.server.mean:mean"
@@ -63,11 +64,11 @@ def print_overview(rows: Iterable[Mapping[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "method", "what leaves", "what stays", "needs", "single models")
+    table = Table("name", "method", "what leaves", "what stays", "needs", "single models", "sums alone")
     for row in rows:
         title = f"{row['title']} (lab only)" if row["lab_only"] else row["title"]
         needs = "; ".join(row["needs"]) or "–"
-        table.add_row(row["name"], title, row["upload"], row["private"], needs, row["exposure"] or "–")
+        table.add_row(row["name"], title, row["upload"], row["private"], needs, row["exposure"] or "–", sums_alone(row))
     console = Console(highlight=False, markup=False)
     console.print(table)
     robust = Table("rule", "in place of the mean", "needs updates", "tolerates bad sites", "rows count", "paper")
@@ -76,6 +77,11 @@ def print_overview(rows: Iterable[Mapping[str, Any]]) -> None:
     console.print("rules of [aggregation], for the methods whose coordinator takes a mean; f is `bad_sites`")
     console.print(robust)
     console.print("next: `fl-lab methods NAME` for its settings and how it works")
+
+
+def sums_alone(row: Mapping[str, Any]) -> str:
+    """Whether secure aggregation goes with a method: its coordinator then learns sums alone."""
+    return "no" if row["single_updates"] else "–" if row["upload"] == "nothing" else "yes"
 
 
 def print_card(card: Mapping[str, Any]) -> None:
@@ -94,6 +100,7 @@ def print_card(card: Mapping[str, Any]) -> None:
         ("needs", "; ".join(card["needs"]) or "nothing particular"),
         ("differs from the paper in", card["differs"] or "nothing that is known"),
         ("coordinator", card["server"]),
+        ("secure aggregation", f"no: {card['single_updates']}" if card["single_updates"] else sums_alone(card)),
         ("combines with", "; ".join(card["combines_with"]) or "nothing"),
     ):
         facts.add_row(what, text)
@@ -118,6 +125,7 @@ def _facts(row: MethodRow) -> dict[str, Any]:
         "upload": row.upload,
         "private": row.private,
         "needs": _needs(row),
+        "single_updates": why_single(row),
         "exposure": row.exposure,
         "personalized": row.personalized,
         "differs": row.differs,

@@ -62,6 +62,7 @@ class Participation:
         delay_s: the median of the seconds until an answer; 0: at once.
         delay_spread: standard deviation of the logarithm of these seconds.
         attack: which sites are bad, and how.
+        masked: whether sites of a study with secure aggregation run its whole protocol; the sums are the same.
     """
 
     sample: float = 1.0
@@ -69,6 +70,7 @@ class Participation:
     delay_s: float = 0.0
     delay_spread: float = 1.0
     attack: Attack | None = None
+    masked: bool = False
 
     def __post_init__(self) -> None:
         for what, value, fits, wanted in (
@@ -88,6 +90,8 @@ class Participation:
     def document(self) -> dict[str, Any]:
         """Plain JSON, numbers as text."""
         numbers = {name: repr(float(getattr(self, name))) for name in NUMBERS}
+        if self.masked:
+            numbers["masked"] = "yes"
         if self.attack is None:
             return numbers
         return {**numbers, "attack": canonical.with_text_floats(self.attack.model_dump(mode="json"))}
@@ -96,15 +100,21 @@ class Participation:
     def from_document(cls, document: dict[str, Any]) -> "Participation":
         attack = document.get("attack")
         numbers = {name: float(document[name]) for name in NUMBERS}
-        return cls(**numbers, attack=None if attack is None else Attack.model_validate(attack))
+        masked = document.get("masked") == "yes"
+        return cls(**numbers, attack=None if attack is None else Attack.model_validate(attack), masked=masked)
 
     def asks(self, sites: int) -> int:
         """How many of ``sites`` a round asks."""
         return max(1, math.ceil(self.sample * sites - 1e-9))
 
     def refuse_unfit(self, study: ResolvedStudy) -> None:
-        """Raises UsageProblem: a round asks fewer sites than the study needs, or the attack is none for the study."""
+        """Raises UsageProblem: a round asks fewer sites than the study needs, or attack or masks are none for it."""
         sites, needed = len(study.study.trainers), study.study.needed
+        if self.masked and study.secure_aggregation is None:
+            raise UsageProblem(
+                "`--masked` is for a study with secure aggregation, and this one has none",
+                hint="`--set secure_aggregation.range=1.0` gives it that table for one run",
+            )
         if self.attack is not None:
             self.attack.refuse_unfit(study)
         if self.asks(sites) < needed:

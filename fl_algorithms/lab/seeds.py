@@ -228,6 +228,7 @@ def _record(
 ) -> dict[str, Any]:
     from fl_algorithms.lab.baseline import baseline
     from fl_algorithms.lab.federation import limits_summary
+    from fl_algorithms.lab.round_sums import range_summary
     from fl_algorithms.lab.run_state import card
     from fl_algorithms.lab.runs import rows_of
 
@@ -244,6 +245,7 @@ def _record(
         "baseline": baseline(task, sites),
         "warnings": [f"{site}: {warning}" for site, data in sites.items() for warning in data.warnings],
         "limits": limits_summary(outcome.accounts),
+        "range": range_summary(request.study, outcome.accounts),
         "seconds": seconds,
         "checkpoints": {
             site: {kind: card(kinds[kind]) for kind in sorted(kinds)}

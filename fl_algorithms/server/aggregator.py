@@ -107,7 +107,9 @@ class Round:
         return _mean(updates, weights, key, start, count)
 
     def uniform_delta(self, key: str, start: int, count: int) -> F64:
-        """The same with each site counting alike."""
+        """The same with each site counting alike; under secure aggregation too, where the sum is of equal weights."""
+        if self.combined is not None and self.combined.delta is not None:
+            return self.combined.delta(key, start, count)
         return _mean(self.updates, [1.0] * len(self.updates), key, start, count)
 
 

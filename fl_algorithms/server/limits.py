@@ -51,6 +51,7 @@ class Account:
             rule gives, where that is one number for a whole update.
         capped: the sites whose share is smaller than their count would give; or to whose update the rule gives none.
         left_out: site -> why its update is not in the model, in words.
+        largest: the largest size of a value in an update, where the lab added integers of secure aggregation.
     """
 
     norms: Mapping[str, float] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class Account:
     shares: Mapping[str, float] = field(default_factory=dict)
     capped: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    largest: float = 0.0
 
     def document(self) -> dict[str, Any]:
         """Plain JSON; a norm that is infinite has no place in it, and none is: updates are finite float32."""

@@ -151,7 +151,7 @@ class CommandHandler:
 
     def _describe(self, offer: Offer, data: str) -> Described:
         refuse_plugins(offer.plugins, offer.study, self._state.policy)
-        return handoff.ask(self._state.root, Describe(study=offer.document, site=self._site.site, data=data))
+        return handoff.ask(self._state.root, Describe(study=approvals.usable(offer), site=self._site.site, data=data))
 
     def _check(self, offer: Offer, data: str) -> Checked:
         return handoff.ask(self._state.root, Check(study=offer.document, site=self._site.site, data=data))

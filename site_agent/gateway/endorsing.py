@@ -24,7 +24,7 @@ def approved_together(state: SiteState, ledger: Ledger, consent: Consent, wanted
     kept, person = state.endorsement(consent.study), consent.approved_by
     before = kept.by if kept is not None and kept.is_of(consent) else ()
     again = f"another person runs `site-agent approve {consent.study} --data {consent.data.name}`"
-    if any(other.uid == person.uid for other in before):
+    if any(other.may_be(person) for other in before):
         raise UsageProblem(
             f"{person.text} has approved study `{consent.study}` already; the policy wants {wanted} different people",
             hint=again,

@@ -10,7 +10,7 @@ from site_agent.page import pages
 from site_agent.page.source import Source
 from site_agent.state.directory import SiteState
 from site_agent.state.person import at_page
-from wardround.errors import UsageProblem
+from wardround.errors import NeedsPerson, UsageProblem
 from wardround.pages.blocks import Page
 from wardround.web.application import Application, Moved, View, Visit
 from wardround.web.live import Live
@@ -45,15 +45,22 @@ class Actions:
         if row is None:
             raise UsageProblem(f"no study `{name[:64]}` has been offered to this site")
         preview = self._source.ask(requests.GetPreview(name, visit.query.get("data", "")))
-        return pages.study_page(preview, row, may_decide=visit.user.may == "decide")
+        endorsed = self._source.endorsed(name)
+        return pages.study_page(preview, row, endorsed, may_decide=visit.user.may == "decide")
 
     def approve(self, visit: Visit) -> Moved:
         """Exactly what was shown: the agent refuses another digest."""
         study, data = visit.path["study"], visit.form.get("data", "")
         warnings: list[str] = []
-        approved = self._source.ask(
-            requests.Approve(study, data, visit.form.get("digest", ""), at_page(visit.user.name)), warnings.append
-        )
+        before = self._source.endorsed(study)
+        try:
+            approved = self._source.ask(
+                requests.Approve(study, data, visit.form.get("digest", ""), at_page(visit.user.name)), warnings.append
+            )
+        except NeedsPerson as error:
+            if self._source.endorsed(study) == before:
+                raise
+            return Moved("/", f"{error.message[:1].upper()}{error.message[1:]}.")  # kept; others must approve too
         log.info("`%s` approved study `%s`", visit.user.name, study)
         said = [f"Study {study} approved by {visit.user.name} for `{data}`, {approved.rows} rows"]
         said += [exposed(approved.exposure, approved.personalized)] if approved.exposure else []

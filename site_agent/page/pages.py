@@ -135,12 +135,17 @@ def _decision(decision: Decision) -> tuple[str, ...]:
     return f"{decision.at[11:16]} UTC", decision.study, decision.round, decision.what, decision.why
 
 
-def study_page(preview: Preview, row: StudyRow, *, may_decide: bool) -> Page:
-    """The whole account of a study as it is offered now, and what can be decided about it."""
-    return Page(f"Study {preview.account.study}", ABOUT, tuple(_study(preview, row, may_decide=may_decide)))
+def study_page(preview: Preview, row: StudyRow, endorsed: Sequence[str], *, may_decide: bool) -> Page:
+    """The whole account of a study as it is offered now, and what can be decided about it.
+
+    Args:
+        endorsed: who approved it so far, where the policy wants more people.
+    """
+    blocks = (*_study(preview, row, endorsed), *_decide(preview, row, may_decide=may_decide))
+    return Page(f"Study {preview.account.study}", ABOUT, blocks)
 
 
-def _study(preview: Preview, row: StudyRow, *, may_decide: bool) -> Iterator[Block]:
+def _study(preview: Preview, row: StudyRow, endorsed: Sequence[str]) -> Iterator[Block]:
     account = preview.account
     by = f" by {row.approved_by}" if row.approved_by and row.state not in NEW else ""
     tones: dict[str, Tone] = {"offered": "open", "changed": "bad", "held": "open", "withdrawn": "plain"}
@@ -150,6 +155,9 @@ def _study(preview: Preview, row: StudyRow, *, may_decide: bool) -> Iterator[Blo
     )  # fmt: skip
     if account.title:
         yield Paragraph(f"Its title: {account.title}")
+    if endorsed:
+        so_far = f"Approved so far by {' and '.join(endorsed)}. The policy wants more people; nothing leaves before."
+        yield Paragraph(so_far, warning=True)
     if row.state == "held":
         yield Links(((f"Round {row.round} waits to be released", f"/studies/{quote(row.id)}/rounds/{row.round}"),))
     if account.since:
@@ -157,9 +165,6 @@ def _study(preview: Preview, row: StudyRow, *, may_decide: bool) -> Iterator[Blo
     for group in account.groups:
         yield Heading(group.heading)
         yield Grid(("what", "value"), tuple(map(_line, group.lines)), 2)
-    yield Heading("Decide")
-    yield Facts((("Digest of this account", account.digest),), codes=True)
-    yield from _decide(preview, row, may_decide=may_decide)
 
 
 def _state(row: StudyRow) -> str:
@@ -190,6 +195,8 @@ def _line(line: Line) -> tuple[str, str]:
 
 def _decide(preview: Preview, row: StudyRow, *, may_decide: bool) -> Iterator[Block]:
     account, path = preview.account, f"/studies/{quote(row.id)}"
+    yield Heading("Decide")
+    yield Facts((("Digest of this account", account.digest),), codes=True)
     if row.state in ENDED:
         yield Paragraph(f"This study is {row.state}: there is nothing left to decide.")
         return

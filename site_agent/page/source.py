@@ -58,6 +58,11 @@ class Source:
         rows = study_rows(self._state, coordinator, ask_trainer=False)
         return next((row for row in rows if row.id == study), None)
 
+    def endorsed(self, study: str) -> tuple[str, ...]:
+        """Who approved it so far, where that is not enough by the policy."""
+        kept = self._state.endorsement(study)
+        return tuple(person.text for person in kept.by) if kept is not None else ()
+
     def left(self) -> Left:
         """Raises Unavailable, BadData: the ledger cannot be read."""
         with self._reading:

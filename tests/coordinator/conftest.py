@@ -1,5 +1,6 @@
 """A coordinator on loopback inside the test process, with sites that speak the real protocol to it."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +15,10 @@ import pytest
 from coordinator import state_directory as places
 from coordinator.calls import Bounds
 from coordinator.server import Coordinator
-from coordinator.state_directory import State
+from coordinator.state_directory import State, Storage
 from fl_algorithms.resolving import resolve
 from tests.coordinator.fake_site import FakeSite, write_initial
+from tests.coordinator.postgres import Postgres, missing
 from tools.world import free_port
 from wardround import rpc
 from wardround.records.study import StudyFile
@@ -40,7 +42,7 @@ def study_document(**study: Any) -> dict[str, Any]:
 class Place:
     """One state directory, the coordinator that serves it, and its sites."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, storage: Storage = Storage()) -> None:
         self.state = State(folder / "state")
         self.address = f"127.0.0.1:{free_port()}"
         self.initial = folder / "initial.safetensors"
@@ -48,7 +50,7 @@ class Place:
         self.failures: list[BaseException] = []
         self.sites: dict[str, FakeSite] = {}
         self.ahead_s = 0.0
-        places.create(self.state, "north", self.address, time.time())
+        places.create(self.state, "north", self.address, time.time(), storage)
         self.coordinator = self.serve()
 
     def serve(self) -> Coordinator:
@@ -123,10 +125,27 @@ def refused(said: str) -> Iterator[None]:
     assert [call.args[1].message for call in abort.call_args_list if call.args[1].message.startswith(sentence)]
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server of these tests' own."""
+    if missing() and not os.environ.get("CI"):
+        pytest.skip("no PostgreSQL server is installed")
+    with Postgres() as server:
+        yield server
+
+
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    place = Place(tmp_path)
+def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    """Its database is a file; where a test wears ``on_both``, or WARDROUND_TEST_STORE is "server", one on a server."""
+    storage = Storage()
+    if getattr(request, "param", os.environ.get("WARDROUND_TEST_STORE", "file")) == "server":
+        storage = Storage(database=request.getfixturevalue("postgres").new_database())
+    place = Place(tmp_path, storage)
     try:
         yield place
     finally:
         place.close()
+
+
+on_both = pytest.mark.parametrize("place", ["file", "server"], indirect=True)
+on_server = pytest.mark.parametrize("place", ["server"], indirect=True)

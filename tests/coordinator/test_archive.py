@@ -8,7 +8,7 @@ import pytest
 
 from coordinator import messages
 from coordinator.administration import Administration
-from tests.coordinator.conftest import Place, study_document
+from tests.coordinator.conftest import Place, on_both, study_document
 from wardround.errors import BadData, NeedsPerson, TryAgain
 from wardround.v1 import federation_pb2 as pb
 
@@ -97,6 +97,7 @@ def test_a_site_that_was_away_when_its_study_ended_hears_of_it_without_an_offer(
     assert event.assignment.stop.reason == pb.Stop.FINISHED
 
 
+@on_both
 def test_of_two_commands_that_create_a_study_of_one_name_one_wins_and_the_other_says_so(place: Place) -> None:
     """The second one failed with an error of the database, or both wrote the same file."""
     place.join("alpha")

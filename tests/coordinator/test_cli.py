@@ -21,12 +21,15 @@ from coordinator.cli.main import app
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.database import Store
+from coordinator.storage.schema import newest_schema
+from fl_algorithms.resolving import resolve
 from tests import commands as processes
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
 from wardround.local import directory
 from wardround.records.invitation import Invitation
-from wardround.signing import certificates
+from wardround.records.study import load
+from wardround.signing import canonical, certificates
 from wardround.tensors.files import TensorFile
 
 BIN = Path(sys.executable).parent
@@ -255,6 +258,21 @@ def test_study_check_prints_the_study_with_its_defaults_and_refuses_a_wrong_key(
     assert "error: study.toml: unknown key `local_step` in [training]\nhint: did you mean `local_steps`?" in said
 
 
+def test_a_study_with_secure_aggregation_is_refused_as_written_and_as_resolved_elsewhere(commands: Commands) -> None:
+    commands.study.write_text(
+        STUDY.replace('"bravo"]', '"bravo", "carol"]').replace("quorum = 1\n", "")
+        + "[limits]\nmax_weight = 1.0\n[secure_aggregation]\nrange = 1.0\n"
+    )
+    resolved = commands.folder / "study.json"
+    resolved.write_bytes(canonical.dumps(resolve(load(commands.study), lab=True).document()))
+    for study in (commands.study, resolved):
+        _, said = commands.run("study", "create", study, "--initial", commands.initial, code=65)
+        assert "[secure_aggregation] works in the lab alone: between hospitals, coordinator and gateways do not" in said
+        assert "without that table it runs across hospitals, and the coordinator sees each update in clear" in said
+    out, _ = commands.run("study", "list", "--json")
+    assert json.loads(out) == {"studies": []}
+
+
 def test_study_check_compares_what_several_networks_share_where_torch_is(commands: Commands) -> None:
     pytest.importorskip("torch")
     two = STUDY.replace('name = "mlp"', 'name = "mlp"\nhidden = [3]\n[networks.wide]\nname = "mlp"\nhidden = [5]')
@@ -423,7 +441,7 @@ def edit(path: Path, statement: str) -> None:
         ),
         pytest.param(
             lambda path: edit(path, "DELETE FROM alembic_version"),
-            "has schema none, this program needs 0005",
+            f"has schema none, this program needs {newest_schema()}",
             "`coordinator upgrade --state",
             id="older",
         ),

@@ -16,13 +16,13 @@ from safetensors.numpy import load_file
 from coordinator import state_directory as places
 from coordinator.administration import Administration
 from coordinator.context import Context, raise_fatal
-from coordinator.state_directory import State
+from coordinator.state_directory import State, Storage
 from coordinator.storage import database, tables
 from coordinator.storage.blobs import Blobs
 from coordinator.studies import conclusion
 from coordinator.studies.history import uploads_of
 from coordinator.updates.receipts import Receipts
-from tests.coordinator.conftest import Place, study_document
+from tests.coordinator.conftest import Place, on_both, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta, write_initial
 from tests.coordinator.test_downloads import kept_after, same
 from tests.coordinator.test_rounds import SPECS, expected_model, model_bytes
@@ -109,24 +109,36 @@ def serve(state: Path, where: str, steps: int, half: str) -> subprocess.Popen[st
 
 @pytest.mark.timeout(BOUND_S + LIMIT_S)
 @pytest.mark.parametrize(
-    ("where", "half"),
+    ("where", "half", "database"),
     [
-        ("sync", "mean"),
-        ("sync", "toy"),
+        ("sync", "mean", "file"),
+        ("sync", "toy", "file"),
         # beside the disk that fails at the same steps, in the attacks
-        pytest.param("before-commit", "mean", marks=pytest.mark.chaos),
-        pytest.param("after-commit", "mean", marks=pytest.mark.chaos),
+        ("before-commit", "mean", "file"),
+        ("after-commit", "mean", "file"),
+        ("after-commit", "mean", "server"),
     ],
 )
 @pytest.mark.chaos
 def test_killed_at_one_durable_step_after_the_other_the_model_is_the_same(
-    tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupted_at_one_step_after_the_other(tmp_path, where, half, monkeypatch, code=-9)
+    tmp_path: Path, where: str, half: str, database: str, request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    storage, rounds = Storage(), ROUNDS
+    if database == "server":
+        storage, rounds = Storage(database=request.getfixturevalue("postgres").new_database()), 1
+    interrupted_at_one_step_after_the_other(tmp_path, where, half, monkeypatch, code=-9, storage=storage, rounds=rounds)
 
 
 def interrupted_at_one_step_after_the_other(
-    tmp_path: Path, where: str, half: str, monkeypatch: pytest.MonkeyPatch, *, code: int
+    tmp_path: Path,
+    where: str,
+    half: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    code: int,
+    storage: Storage = Storage(),
+    rounds: int = ROUNDS,
 ) -> None:
     """Let the coordinator end at its 3rd, 4th ... durable step with ``code``, until its study is done and whole."""
     if half == "toy":
@@ -134,13 +146,13 @@ def interrupted_at_one_step_after_the_other(
     soon = {**dict(rpc.CHANNEL_OPTIONS), "grpc.max_reconnect_backoff_ms": 200}  # the sites' channels alone
     monkeypatch.setattr(rpc, "CHANNEL_OPTIONS", list(soon.items()))
     state = State(tmp_path / "state")
-    places.create(state, "north", f"127.0.0.1:{free_port()}", time.time())
+    places.create(state, "north", f"127.0.0.1:{free_port()}", time.time(), storage)
     write_initial(tmp_path / "initial.safetensors")
     context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
     commands = Administration(context)
     invitations = [commands.invite(site, 3600).invitation for site in SITES]
     study = commands.studies.create(
-        study_document(sites=list(SITES), rounds=ROUNDS), str(tmp_path / "initial.safetensors")
+        study_document(sites=list(SITES), rounds=rounds), str(tmp_path / "initial.safetensors")
     )
     commands.studies.start("trial")
     context.close()
@@ -169,14 +181,14 @@ def interrupted_at_one_step_after_the_other(
     status = Administration(context).studies.status("trial").document()
     assert status["state"] == "finished"
     assert {site: row["rounds_contributed"] for site, row in status["sites"].items()} == {
-        site: list(range(1, ROUNDS + 1)) for site in SITES
+        site: list(range(1, rounds + 1)) for site in SITES
     }
     if half == "toy":
-        assert same(load_file(context.blobs.model(status["model_digest"])), kept_after([SITES] * ROUNDS, SITES))
+        assert same(load_file(context.blobs.model(status["model_digest"])), kept_after([SITES] * rounds, SITES))
     else:
         with TensorFile(context.blobs.model(status["model_digest"])) as model:
             found = b"".join(data for _, data in model.chunks())
-        assert found == b"".join(expected_model([SITES] * ROUNDS))
+        assert found == b"".join(expected_model([SITES] * rounds))
     with context.store.read() as session:
         kept = [upload for upload in uploads_of(session, "trial", 1) if upload.decision == "accepted"]
     said = {json.loads(json.loads(str(upload.receipt))["payload"])["receipt_id"] for upload in kept}
@@ -187,6 +199,7 @@ def interrupted_at_one_step_after_the_other(
         site.close()
 
 
+@on_both
 def test_a_restart_in_the_middle_of_an_aggregation_makes_the_same_model(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,9 @@ from alembic.runtime.migration import MigrationContext
 from hypothesis import given
 
 from coordinator.models.kept import add_model, manifest_from_document
-from coordinator.storage import database, tables
+from coordinator.storage import database, sqlite, tables
 from coordinator.storage.database import Store
+from coordinator.storage.schema import alembic_config, newest_schema
 from coordinator.studies.history import uploads_of
 from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
 from coordinator.studies.study import load_studies, new_study
@@ -40,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def test_the_migrations_make_exactly_the_tables_that_the_program_uses(store: Store) -> None:
-    engine = sa.create_engine(f"sqlite:///{store.path}")
+    engine = sa.create_engine(f"sqlite:///{store.place}")
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), tables.Base.metadata) == []
     engine.dispose()
@@ -49,7 +50,7 @@ def test_the_migrations_make_exactly_the_tables_that_the_program_uses(store: Sto
 def test_upgrading_twice_changes_nothing(store: Store) -> None:
     with store.write() as session:
         session.add(tables.Model(digest="d", manifest="[]", made_s=1))
-    database.upgrade(store.path)
+    database.upgrade(store.place)
     store.refuse_other_schema()
     with store.read() as session:
         rows = session.scalars(sa.select(tables.Model)).all()
@@ -62,7 +63,7 @@ def test_an_older_database_is_brought_forward_and_a_copy_of_it_is_kept(tmp_path:
     with pytest.raises(NeedsPerson) as refusal:
         store.refuse_other_schema()
     store.close()
-    assert refusal.value.message == f"{path} has schema 0001, this program needs {database.newest_schema()}"
+    assert refusal.value.message == f"{path} has schema 0001, this program needs {newest_schema()}"
     assert refusal.value.hint == (f"`coordinator upgrade --state {tmp_path}` changes it, and keeps a copy of it")
     assert database.upgrade(path) == tmp_path / "coordinator-0001.db"
     assert database.upgrade(path) is None
@@ -70,7 +71,7 @@ def test_an_older_database_is_brought_forward_and_a_copy_of_it_is_kept(tmp_path:
     opened.refuse_other_schema()
     with opened.read() as session:
         assert session.scalars(sa.select(tables.Model.digest)).all() == ["d"]
-    assert (kept.schema(), kept.path.stat().st_mode & 0o777) == ("0001", 0o600)
+    assert (kept.schema(), Path(kept.name).stat().st_mode & 0o777) == ("0001", 0o600)
     with kept.read() as session:
         assert session.scalars(sa.select(tables.Model.digest)).all() == ["d"]
     opened.close()
@@ -95,7 +96,7 @@ def older(path: Path, schema: str = "0001") -> Path:
     with engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA journal_mode=WAL")
     with engine.begin() as connection:
-        configuration = database._alembic()
+        configuration = alembic_config()
         configuration.attributes["connection"] = connection
         alembic.command.upgrade(configuration, "0001")
         connection.exec_driver_sql("INSERT INTO models VALUES ('d', '[]', 1)")
@@ -178,7 +179,7 @@ def test_a_database_that_no_descriptor_is_left_for_is_not_lost(store: Store, mon
 
     with pytest.raises(NeedsPerson, match="the database is missing or cannot be opened"):
         fail()
-    monkeypatch.setattr(database, "_no_descriptor_is_free", lambda: True)
+    monkeypatch.setattr(sqlite, "no_descriptor_is_free", lambda: True)
     with pytest.raises(TryAgain, match="this process has no free file descriptor now"):
         fail()
 

@@ -31,7 +31,7 @@ from coordinator.members.authority import Authority, Lifetimes
 from coordinator.members.certificate_status import Peer
 from coordinator.server import ServerIdentity
 from coordinator.storage import tables
-from tests.coordinator.conftest import Place, refused
+from tests.coordinator.conftest import Place, on_both, refused
 from tests.coordinator.fake_site import FakeSite, channel_to, delta, enrol_request
 from tests.coordinator.test_rounds import SPECS
 from wardround import __version__
@@ -125,6 +125,7 @@ def test_another_request_with_a_used_invitation_is_refused_and_the_operator_lear
     assert "the invitation for site alpha, used from 127.0.0.1, was tried again" in caplog.text
 
 
+@on_both
 def test_of_many_that_use_one_invitation_at_once_exactly_one_succeeds(place: Place) -> None:
     invitation, channel = bootstrap(place)
 

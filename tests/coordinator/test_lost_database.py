@@ -123,12 +123,12 @@ def test_what_is_committed_moves_into_the_main_file_before_the_log_is_long(
 ) -> None:
     """No connection makes a checkpoint by itself, so that whoever else writes the main file is noticed."""
     monkeypatch.setattr(watched, "LOG_BYTES", 64 * 1024)
-    store.settle()
-    before = store.path.stat().st_size
+    store.lead()
+    before = Path(store.name).stat().st_size
     for number in range(40):
         with store.write() as session:
             session.add(tables.Model(digest=str(number), manifest="[" + " " * 20_000 + "]", made_s=1))
-    assert store.path.stat().st_size > before + 400_000
-    assert beside(store.path, "-wal").stat().st_size < 200_000
+    assert Path(store.name).stat().st_size > before + 400_000
+    assert beside(Path(store.name), "-wal").stat().st_size < 200_000
     with store.read() as session:
         assert session.scalar(sa.select(sa.func.count()).select_from(tables.Model)) == 40

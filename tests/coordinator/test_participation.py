@@ -4,7 +4,11 @@ import json
 
 import pytest
 
+from coordinator.answers import StudyStatus
+from coordinator.cli import studies
+from coordinator.cli.printing import print_status
 from coordinator.storage import tables
+from coordinator.studies import participation
 from coordinator.studies.participation import (
     absences,
     attempts_left,
@@ -15,6 +19,7 @@ from coordinator.studies.participation import (
 )
 from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
 from fl_algorithms.server.limits import Account
+from tests.coordinator.conftest import Place
 
 SITES = ("alpha", "bravo", "charlie")
 
@@ -106,3 +111,23 @@ def test_a_site_is_slow_that_takes_more_than_twice_as_long_as_the_others() -> No
     assert slow_sites({"alpha": 60, "bravo": 130}) == {"bravo"}
     assert slow_sites({"alpha": 0.1, "bravo": 3.0}) == frozenset()  # nobody waits for that
     assert slow_sites({"alpha": 500}) == frozenset()
+
+
+def test_a_site_whose_attempts_are_spent_is_named_with_the_way_on(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(participation, "ATTEMPTS_APPROVED", 2)
+    alpha, bravo = place.begin(sites=["alpha", "bravo"])
+    alpha.answer(alpha.next_assignment())
+    for _ in range(2):  # after which the study pauses, and a third attempt would be beyond what was approved
+        bravo.decline(bravo.next_assignment(), "DECLINED_RESOURCES")
+    status = StudyStatus.from_document(place.until(lambda status: status["state"] == "paused"))
+    assert status.attempts_left == 0
+    assert [name for name, site in status.sites.items() if site.attempts_spent] == ["bravo"]
+    print_status(status)
+    said = capsys.readouterr().out
+    assert "consents spent: bravo approved 8 attempts at a round, and decline more\n" in said
+    assert "`coordinator study renew trial` begins a new revision, which each site approves" in said
+    assert "not in the model: bravo: declined DECLINED_RESOURCES, 2 times" in said
+    studies._say_state(status)
+    assert "bravo: the attempts at round 1 that were approved are spent" in capsys.readouterr().err

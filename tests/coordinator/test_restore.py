@@ -10,13 +10,15 @@ import pytest
 import sqlalchemy as sa
 
 from coordinator import backups
+from coordinator import state_directory as places
 from coordinator.answers import SnapshotMade
-from coordinator.state_directory import State
+from coordinator.state_directory import State, Storage
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
-from coordinator.storage.database import newest_schema
-from tests.coordinator.conftest import SITES, Place
+from coordinator.storage.schema import newest_schema
+from tests.coordinator.conftest import SITES, Place, on_both
 from tests.coordinator.fake_site import FakeSite
+from tests.coordinator.postgres import Postgres
 from tests.coordinator.test_damaged_files import damage, flip
 from tests.coordinator.test_rounds import expected_model, model_bytes
 from wardround import __version__
@@ -117,7 +119,7 @@ def test_a_restore_that_was_cut_off_is_done_again_by_the_same_command(
     out, new = tmp_path / "backup", State(tmp_path / "new")
     backup_of(place, out)
     with monkeypatch.context() as cut:
-        cut.setattr(backups, "upgrade", mock.Mock(side_effect=KeyboardInterrupt))
+        cut.setattr(backups.database, "restore", mock.Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             backups.put_back(out, new)
     with pytest.raises(NeedsPerson, match="holds no coordinator"):
@@ -166,6 +168,52 @@ def test_after_a_restore_a_new_revision_goes_on_from_the_newest_model_and_no_sit
     assert sorted((row.revision, row.round) for row in receipts) == [(1, 1), (1, 2), (2, 1), (2, 2)]
     copied = list(place.coordinator.uploads.receipts.copy("alpha"))
     assert len(copied) == 5  # one chain, from the first to the last, and the statement about it
+
+
+@on_both
+def test_a_backup_of_a_file_is_restored_on_a_server_and_one_of_a_server_to_a_file(
+    place: Place, tmp_path: Path, postgres: Postgres
+) -> None:
+    """A backup is the same whatever the store was; so it is the way from the one to the other, too."""
+    sites = place.begin(rounds=3)
+    answer_all(sites)
+    place.until(lambda status: status["round"] == 2)
+    out, shared = tmp_path / "backup", place.coordinator.context.store.shared
+    backup_of(place, out)
+    newest = place.status()["model_digest"]
+    place.coordinator.stop()
+    shutil.rmtree(place.state.root)
+    storage = Storage()
+    if not shared:
+        storage = Storage(database=postgres.new_database(), blobs=str(tmp_path / "elsewhere"))
+    backups.put_back(out, place.state, storage)
+    assert place.state.config().storage == storage
+    assert place.state.database.exists() == shared
+    assert backups.going_on(place.state) == ["trial"]
+    place.serve()
+    assert place.coordinator.context.store.shared != shared
+    assert place.ask("renew", study="trial")["model"] == 1
+    assert place.status()["model_digest"] == newest
+    for site in sites:
+        assert give_back(site) == 0
+        site.watch()
+        site.declare("trial")
+    place.ask("start", study="trial")
+    answer_all(sites)
+    place.until(lambda status: status["round"] == 2)
+
+
+def test_a_server_that_has_a_coordinator_already_takes_no_other(
+    place: Place, tmp_path: Path, postgres: Postgres
+) -> None:
+    backup_of(place, tmp_path / "backup")
+    url = postgres.database_with_tables()
+    with pytest.raises(NeedsPerson, match="holds a coordinator already; nothing was changed"):
+        backups.put_back(tmp_path / "backup", State(tmp_path / "new"), Storage(database=url))
+    with pytest.raises(NeedsPerson, match="holds a coordinator already; nothing was changed") as refusal:
+        places.create(State(tmp_path / "other"), "north", "h:1", 0.0, Storage(database=url))
+    assert "`coordinator standby import`" in refusal.value.hint
+    assert not (tmp_path / "other" / "config.toml").exists()
 
 
 def give_back(site: FakeSite) -> int:

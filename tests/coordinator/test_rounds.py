@@ -11,7 +11,7 @@ from coordinator import study_commands
 from coordinator.answers import StudyReport
 from coordinator.models import export
 from coordinator.studies import page as studies_page
-from tests.coordinator.conftest import SITES, Place, study_document
+from tests.coordinator.conftest import SITES, Place, on_both, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable
@@ -51,6 +51,7 @@ def run_to_the_end(place: Place, sites: list[FakeSite]) -> None:
     place.until(lambda status: status["state"] == "finished")
 
 
+@on_both
 def test_a_study_runs_to_its_end_and_its_model_is_the_plain_formula(place: Place) -> None:
     run_to_the_end(place, [place.join(site) for site in SITES])
     status = place.status()
@@ -205,6 +206,7 @@ def test_a_study_whose_sites_all_decline_pauses_after_a_second_attempt_and_start
     assert alpha.answer(again).decision == "accepted"
 
 
+@on_both
 def test_the_deadline_closes_a_round_with_quorum_and_the_late_update_is_refused(place: Place) -> None:
     alpha, bravo, charlie = place.begin(quorum=2, round_deadline_s=1)
     late = charlie.next_assignment()

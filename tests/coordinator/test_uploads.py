@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.studies.history import uploads_of
 from coordinator.updates import decide, receive
-from tests.coordinator.conftest import Place, refused
+from tests.coordinator.conftest import Place, on_both, refused
 from tests.coordinator.fake_site import FakeSite, Update, delta
 from tests.coordinator.test_rounds import SPECS
 from wardround.records.messages import manifest_message
@@ -48,6 +48,7 @@ def test_an_upload_that_broke_goes_on_where_it_was(place: Place) -> None:
     assert receipt.decision == "accepted"
 
 
+@on_both
 def test_an_upload_goes_on_after_the_coordinator_was_restarted(place: Place) -> None:
     site, _, update, opening = begun(place)
     site.send(opening, update.payload, chunk=8, stop_at=24)

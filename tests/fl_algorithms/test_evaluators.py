@@ -31,7 +31,7 @@ def study_of(method: str = "fedavg", model: dict[str, Any] | None = None, **tabl
         "training": {"local_steps": 4, "batch_size": 8, "learning_rate": 0.05, **plain},
         **tables,
     }
-    return resolve(StudyFile.model_validate(written))
+    return resolve(StudyFile.model_validate(written), lab="secure_aggregation" in written)
 
 
 def judged(method: str = "fedavg", **tables: Any) -> ResolvedStudy:
@@ -82,6 +82,7 @@ def test_a_part_that_stays_at_each_site_cannot_be_judged_elsewhere() -> None:
             {"networks": {"deep": {"name": "mlp", "hidden": [4, 3]}}, "method": "lgfedavg"},
             "has no one model that every",
         ),
+        ({"secure_aggregation": {"range": 1.0}}, r"with \[secure_aggregation\] its numbers would have to be hidden"),
         ({"checkpoints": {"alone": True}}, r"\[checkpoints\] has each site train a model of its own"),
         ({"algorithm": {"fine_tuning": {"steps": 2}}}, r"\[algorithm\.fine_tuning\] trains at each site"),
     ],

@@ -10,7 +10,9 @@ import pytest
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent.account import Account, account, attempt_bits, changes, number_bits, settings
+from site_agent.gateway.consent.approvals import usable
 from site_agent.state.directory import Offer
+from wardround.errors import NeedsPerson
 from wardround.records.study import ReportedSection, load
 from wardround.records.trainer import Described
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
@@ -171,3 +173,16 @@ def test_a_list_of_small_tables_has_a_line_for_each_and_no_value_can_pass_for_an
         "task.features[2]": 'name "x, kinds [y]", kinds none',
         "task.features[3].deep.er": "1",
     }
+
+
+def test_a_study_with_secure_aggregation_is_not_taken_for_one_in_clear() -> None:
+    """This release adds no masks at the gateway: it says so, and nothing is approved."""
+    document = small() | {"secure_aggregation": {"range": "1.0"}}
+    with pytest.raises(NeedsPerson) as error:
+        usable(offer(document))
+    assert error.value.message == (
+        "study `hearts` is to run with [secure_aggregation], and this release adds masks in the lab alone: between "
+        "hospitals it cannot keep that promise"
+    )
+    assert error.value.hint == "nothing was approved and nothing is sent; `fl-lab run --masked` is what works"
+    assert usable(offer(small())) == small()

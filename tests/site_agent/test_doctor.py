@@ -36,10 +36,13 @@ from wardround.local.durable import StateLock
 from wardround.records.trainer import FilesStat, FilesStatus, Status
 from wardround.signing import certificates
 
-NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
 GPU = trainer.Cards(1, True)
 HERE = FilesStatus(data="ab" * 32, weights="")
+
+
+def now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def of(findings: "Iterator[Finding] | list[Finding]", about: str) -> Finding:
@@ -184,19 +187,19 @@ def test_a_coordinator_that_refuses_this_site_or_this_version(well: SiteWorld) -
 # Identity.
 
 
-def certificate(world: SiteWorld, now: datetime.datetime) -> list[Finding]:
-    return list(network.certificate(Identity(world.state.identity), now))
+def certificate(world: SiteWorld, at: datetime.datetime) -> list[Finding]:
+    return list(network.certificate(Identity(world.state.identity), at))
 
 
 def test_a_certificate_that_ended_or_has_not_begun(well: SiteWorld) -> None:
-    assert of(certificate(well, NOW), "certificate").state == OK
-    late = of(certificate(well, NOW + 20 * DAY), "certificate")
+    assert of(certificate(well, now()), "certificate").state == OK
+    late = of(certificate(well, now() + 20 * DAY), "certificate")
     renewable = (well.state.identity / "renewal.pem").exists()
     assert (late.state, "ended on" in late.text) == (WARNING if renewable else PROBLEM, True)
-    gone = of(certificate(well, NOW + 900 * DAY), "certificate")
+    gone = of(certificate(well, now() + 900 * DAY), "certificate")
     assert (gone.state, "too long ago to be renewed" in gone.text) == (PROBLEM, True)
     assert "`site-agent join --invitation FILE`" in gone.fix
-    early = of(certificate(well, NOW - 20 * DAY), "certificate")
+    early = of(certificate(well, now() - 20 * DAY), "certificate")
     assert (early.state, early.fix) == (PROBLEM, "set the clock: `timedatectl`")
 
 
@@ -210,15 +213,15 @@ def test_a_certificate_of_an_older_kit(well: SiteWorld) -> None:
     """Of another generation of the authority, or over another key: two backups were mixed."""
     other = Authority()
     (well.state.identity / "authority.pem").write_bytes(other.pem)
-    found = of(certificate(well, NOW), "authority")
+    found = of(certificate(well, now()), "authority")
     assert (found.state, "of another authority than" in found.text) == (PROBLEM, True)
     (well.state.identity / "key.pem").write_bytes(certificates.key_pem(certificates.new_key()))
     (well.state.identity / "key.pem").chmod(0o600)
-    assert "is not over the key beside it" in of(certificate(well, NOW), "certificate").text
+    assert "is not over the key beside it" in of(certificate(well, now()), "certificate").text
     (well.state.identity / "certificate.pem").write_text("x")
-    assert of(certificate(well, NOW), "certificate").state == PROBLEM
+    assert of(certificate(well, now()), "certificate").state == PROBLEM
     (well.state.identity / "certificate.pem").unlink()
-    assert of(certificate(well, NOW), "certificate").fix == "restore the identity folder"
+    assert of(certificate(well, now()), "certificate").fix == "restore the identity folder"
 
 
 def test_keys_that_others_may_read_and_that_belong_to_another(well: SiteWorld) -> None:
@@ -262,8 +265,8 @@ def test_a_clock_that_went_back(well: SiteWorld, monkeypatch: pytest.MonkeyPatch
     assert last is not None
     found = checkup.clock(last - DAY, last, True)
     assert (found.state, "and has said" in found.text) == (PROBLEM, True)
-    assert checkup.clock(NOW, last, False).state == WARNING
-    assert checkup.clock(NOW, None, True).state == OK
+    assert checkup.clock(now(), last, False).state == WARNING
+    assert checkup.clock(now(), None, True).state == OK
     assert checkup.is_synchronized() in (True, False, None)
     assert place.last_line(well.folder) is None
     (well.state.ledger / "000001.jsonl").write_bytes(b"no JSON\n")

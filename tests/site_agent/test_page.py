@@ -12,6 +12,7 @@ from site_agent.state import person
 from site_agent.state.person import Account, Person
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.site_agent.site_world import STUDY, SiteWorld
+from tests.site_agent.test_endorsing import TWO
 from tests.site_agent.test_policy_enforcement import EVERY, held
 from tools.world import wait_until
 from wardround.local import person as local_person
@@ -91,6 +92,38 @@ def test_the_whole_account_is_shown_and_exactly_that_is_approved(offered: SitePa
     assert line["by"]["name"] == "dana"
     assert line["by"]["source"] == "page"
     assert line["by"]["account"]["uid"] == line["by"]["uid"]
+
+
+def test_where_the_policy_wants_two_people_one_log_in_is_not_two(offered: SitePage) -> None:
+    offered.world.draft(TWO)
+    offered.users.put("kim", PASSWORD, "decide")
+    browser = offered.browser()
+    shown = browser.get(f"{PATH}?data=patients")
+    assert browser.press(shown, f"{PATH}/approve") == (303, "/")
+    assert "1 of the 2 people that the policy wants; nothing leaves before all have." in browser.get("/")
+    assert offered.world.state.consent(STUDY) is None
+    again = browser.get(f"{PATH}?data=patients")
+    assert "Approved so far by dana (page), as" in again
+    status, said = browser.press(again, f"{PATH}/approve")
+    assert (status, "has approved study `hearts` already" in said) == (400, True)
+    second = offered.browser("kim")
+    assert second.press(second.get(f"{PATH}?data=patients"), f"{PATH}/approve") == (303, "/")
+    consent = offered.world.state.consent(STUDY)
+    assert consent is not None
+    assert [by.name for by in consent.people] == ["dana", "kim"]
+
+
+def test_who_may_be_one_person_is_not_two() -> None:
+    service, login = Account("wardround", 998), Account("alice", 1000)
+    dana, kim = Person("dana", 998, "page", service), Person("kim", 998, "page", service)
+    by_hand = Person("kim", 998, "page", login)
+    alice, dana_too = Person("alice", 1000, "loginuid", service), Person("dana", 1001, "sudo", service)
+    assert not dana.may_be(kim)
+    assert not dana.may_be(alice)
+    assert dana.may_be(dana_too)
+    assert by_hand.may_be(alice)
+    assert by_hand.may_be(Person("dana", 998, "page", login))
+    assert not by_hand.may_be(dana)
 
 
 def test_what_changed_after_it_was_shown_is_not_approved(offered: SitePage) -> None:

@@ -3,9 +3,10 @@
 import re
 from typing import Annotated, Literal
 
+import pytest
 import typer
 
-from tools import commands_page
+from tools import commands_page, man_pages
 from wardround.cli import application, group
 
 OPTION = re.compile(r"^\| `(--[a-z-]+)`", re.MULTILINE)
@@ -48,3 +49,14 @@ def test_a_command_is_shown_with_its_arguments_and_options() -> None:
         "| `--format` `INTEGER` | – | How. (`FORM`) |\n"
         "\n### program more again\n\n`program more again PLACE...`\n\nOnce more.\n"
     )
+
+
+@pytest.mark.parametrize("program", man_pages.PAGES)
+def test_the_man_pages_are_what_the_programs_declare(program: str) -> None:
+    page = man_pages.page(program)
+    assert man_pages.PAGES[program].read_text(encoding="utf-8") == page, "run `python -m tools.commands_page`"
+    assert f"{program} doctor".replace("-", "\\-") in page
+
+
+def test_nothing_in_a_sentence_is_a_request_of_roff() -> None:
+    assert man_pages._roff(".SH it's a `--flag` \\ here") == "\\&.SH it\\(aqs a \\-\\-flag \\e here"

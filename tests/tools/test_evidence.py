@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import evidence_crowd, evidence_line, evidence_soak, evidence_syscalls
+from tools import evidence_crowd, evidence_line, evidence_secure, evidence_soak, evidence_syscalls
 from tools.bad_line import BadLine
 from tools.evidence_syscalls import Call
 from tools.faults import Plan, size_of
@@ -130,3 +130,14 @@ def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").write_bytes(b"12345")
     (tmp_path / "c").write_bytes(b"678")
     assert size_of(tmp_path) == 8
+
+
+def test_the_bytes_beside_a_masked_update_grow_with_the_sites_and_not_with_the_update() -> None:
+    """Of each site: its keys, a share from and to each other, and the signed statements of all."""
+    few, more, longer = (evidence_secure.measure(sites, elements) for sites, elements in ((3, 10), (6, 10), (3, 500)))
+    assert few.beside < more.beside < 2.5 * few.beside
+    assert longer.beside == few.beside
+    cost = evidence_secure.Cost(site_s=0.5, coordinator_s=0.25, hash_s=0.125, beside=2000, peak=2**26)
+    assert evidence_secure.row(4, 250_000, cost) == (
+        "| 4 | 1.0 MiB | 2,000 B (0.20%) | 0.50 s | 0.25 s | 0.12 s | 64 MiB |"
+    )

@@ -45,6 +45,7 @@ WORDS: dict[str, tuple[str, list[str]]] = {  # what each writes, and what else i
     "coordinator journal export": (FILE, ["--state", "COORDINATOR"]),
     "coordinator receipts": (FILE, ["north", "--state", "COORDINATOR"]),
     "coordinator study export": (FOLDER, [NAME, "--to", "tensorboard", "--state", "COORDINATOR"]),
+    "coordinator standby export": (FILE, ["--passphrase", "STUDY", "--state", "COORDINATOR"]),
     "coordinator study report": (FILE, [NAME, "--state", "COORDINATOR"]),
     "fl-lab init": (FILE, ["STUDY"]),
     "fl-lab compare": (FOLDER, ["STUDY", "--data", "RAW"]),

@@ -28,6 +28,7 @@ ARGUMENTS = {
     "site-agent page user add": ["dana", "--password-file", "TABLE"],
     "site-agent page user remove": ["dana"],
     "site-agent policy draft": ["s"],
+    "site-agent policy apply": ["TABLE", "--yes"],
     "site-agent policy explain": ["s"],
     "site-agent predict": ["s", "--checkpoint", "latest", "--table", "TABLE", "--out", "OUT"],
     "site-agent preview": ["s"],
@@ -43,6 +44,7 @@ ARGUMENTS = {
     "coordinator init": ["--federation", "f", "--address", "127.0.0.1:1"],
     "coordinator invite": ["north"],
     "coordinator backup": ["--out", "OUT"],
+    "coordinator journal export": ["--out", "OUT"],
     "coordinator dashboard user add": ["dana", "--password-file", "TABLE"],
     "coordinator dashboard user remove": ["dana"],
     "coordinator receipts": ["north", "--out", "OUT"],
@@ -50,7 +52,11 @@ ARGUMENTS = {
     "coordinator rollover": ["north", "--ledger", "00" * 16],
     "coordinator revoke": ["north"],
     **{f"coordinator study {one}": ["s"] for one in ("archive", "fit", "renew", "report", "start", "status", "stop")},
+    "coordinator standby export": ["--out", "OUT", "--passphrase", "TABLE"],
+    "coordinator standby import": ["TABLE", "--passphrase", "TABLE"],
     "coordinator study create": ["TABLE"],
+    "coordinator study edit": ["s", "--set", "study.rounds=2"],
+    "coordinator study metrics": ["s"],
     "coordinator study export": ["s", "--to", "tensorboard", "--out", "OUT"],
     **{f"coordinator summary {one}": ["s"] for one in ("show", "close", "draft")},
     "coordinator summary create": ["TABLE"],
@@ -60,6 +66,7 @@ MAKES = (
     "site-agent setup",
     "coordinator init",
     "coordinator restore",
+    "coordinator standby import",
 )  # what a missing or an empty folder is right for
 NEEDS_NO_MEMBER = ("site-agent data add", "site-agent data list", "site-agent policy check")  # an empty folder will do
 WITH_STATE = [

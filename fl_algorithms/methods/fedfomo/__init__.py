@@ -26,6 +26,7 @@ ROWS = (
         client="fl_algorithms.methods.fedfomo.client:fedfomo",
         settings=FedFomoSettings,
         server="fl_algorithms.methods.fedfomo.server:fedfomo",
+        single_updates="the coordinator keeps each site's network and sends it to others",
         validation=True,
         exposure="sites",
         personalized="the site's own network",

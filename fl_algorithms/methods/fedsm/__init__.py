@@ -35,6 +35,7 @@ ROWS = (
         client="fl_algorithms.methods.fedsm.client:fedsm",
         settings=FedSmSettings,
         server="fl_algorithms.methods.fedsm.server:fedsm",
+        single_updates="the coordinator mixes a personal network for each site from single ones",
         exposure="sites",
         personalized="the site's personal network",
         differs="the selector: for images a small convolutional network, where the reference has VGG11; for tables, "

@@ -31,6 +31,7 @@ ROWS = (
         client="fl_algorithms.methods.ktpfl.client:ktpfl",
         settings=KtPflSettings,
         server="fl_algorithms.methods.ktpfl.server:ktpfl",
+        single_updates="the coordinator learns by how much each site's predictions help each other one",
         public_data=SITES,
         exposure="coordinator",
         personalized="the mixture of all sites' predictions made for the site, and how much of each is in it",

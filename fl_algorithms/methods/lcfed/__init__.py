@@ -47,6 +47,7 @@ ROWS = (
         client="fl_algorithms.methods.lcfed.client:lcfed",
         settings=LcFedSettings,
         server="fl_algorithms.methods.lcfed.server:lcfed",
+        single_updates="the coordinator keeps each site's head and sends it to the others",
         needs=frozenset({BODY_AND_HEAD, DEPTHS}),
         exposure="sites",
         personalized="the site's head",

@@ -60,6 +60,24 @@ class Person:
         return known
 
     @property
+    def identity(self) -> tuple[str, str | int]:
+        """By what people are counted: the log-in to a page that runs as a service; else the uid.
+
+        A page that somebody began by hand is in that person's power, and so are the names that it tells.
+        """
+        if self.source != PAGE:
+            return "uid", self.uid
+        if self.account is not None and self.account.uid != self.uid:
+            return "uid", self.account.uid
+        return PAGE, self.name
+
+    def may_be(self, other: "Person") -> bool:
+        """Whether both may be one person: by their identity, or of the same name at the page and at a terminal."""
+        return self.identity == other.identity or (
+            self.name == other.name and PAGE in (self.identity[0], other.identity[0])
+        )
+
+    @property
     def text(self) -> str:
         """As people read it: "dpo", or "dpo (sudo), as wardround" where the account is another."""
         account = self.account.name if self.account is not None else self.name

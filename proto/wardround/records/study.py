@@ -11,6 +11,7 @@
     [reported]     which numbers leave beside the tensors, and how exactly
     [limits]       how much one site may move the model
     [aggregation]  how the sites' updates become one, where it is not their mean
+    [secure_aggregation]  that the coordinator learns sums alone
     [public_data]  a set without patients that every party holds a copy of, for the methods that need one
     [plugins.X]    the code of others that the study runs; resolving writes it, with a digest
     [variants.X]   whole tables that replace the ones above when X is chosen
@@ -34,6 +35,7 @@ from wardround.records.participation import STUDY_NAME as STUDY_NAME
 from wardround.records.participation import StudySection as StudySection
 from wardround.records.plugins import MOST, PluginSection, plugin_names
 from wardround.records.schema import Strict, check, read_toml
+from wardround.records.secure_aggregation import SecureAggregationSection as SecureAggregationSection
 from wardround.records.settings import apply, read_settings
 from wardround.records.training import TrainingSection as TrainingSection
 from wardround.signing import canonical
@@ -183,6 +185,7 @@ class StudyFile(Strict):
     reported: ReportedSection = ReportedSection()
     limits: LimitsSection = LimitsSection()
     aggregation: AggregationSection = AggregationSection()
+    secure_aggregation: SecureAggregationSection | None = None
     public_data: PublicDataSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
     assigned: dict[str, str] = Field(default_factory=dict)  # site -> label
@@ -203,8 +206,8 @@ class StudyFile(Strict):
     def document(self) -> dict[str, Any]:
         """What is sent and hashed: plain JSON, floats as text. Meaningful for a resolved study.
 
-        [networks], [assigned], [plugins], [public_data], [aggregation] and `roles` stand in it where the study uses
-        them; [limits] always, because it holds where nobody wrote it.
+        A table that a study may do without stands in it where the study uses it; [limits] always, because it holds
+        where nobody wrote it.
 
         Raises:
             BadData: a setting holds tables too deep within tables.
@@ -223,8 +226,9 @@ class StudyFile(Strict):
                 del plugin["method"]
         if not self.study.roles:
             del document["study"]["roles"]
-        if self.public_data is None:
-            del document["public_data"]
+        for table in ("public_data", "secure_aggregation"):
+            if document[table] is None:
+                del document[table]
         if self.aggregation.is_mean:
             del document["aggregation"]
         else:
