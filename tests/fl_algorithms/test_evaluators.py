@@ -82,7 +82,6 @@ def test_a_part_that_stays_at_each_site_cannot_be_judged_elsewhere() -> None:
             {"networks": {"deep": {"name": "mlp", "hidden": [4, 3]}}, "method": "lgfedavg"},
             "has no one model that every",
         ),
-        ({"secure_aggregation": {"range": 1.0}}, r"with \[secure_aggregation\] its numbers would have to be hidden"),
         ({"checkpoints": {"alone": True}}, r"\[checkpoints\] has each site train a model of its own"),
         ({"algorithm": {"fine_tuning": {"steps": 2}}}, r"\[algorithm\.fine_tuning\] trains at each site"),
     ],
@@ -90,6 +89,13 @@ def test_a_part_that_stays_at_each_site_cannot_be_judged_elsewhere() -> None:
 def test_a_study_that_would_train_there_is_refused(told: dict[str, Any], said: str) -> None:
     with pytest.raises(BadData, match=f"site `elm` only evaluates, and .*{said}"):
         judged(**told)
+
+
+def test_a_site_that_evaluates_hides_its_numbers_among_nobodys() -> None:
+    tables: dict[str, Any] = {"secure_aggregation": {"range": 64.0}, "limits": {"max_weight": 1.0}}
+    section = {"sites": ["ash", "birch", "elm", "oak"], "roles": {"elm": "evaluate"}}
+    with pytest.raises(BadData, match=r"with \[secure_aggregation\] its numbers would have to be hidden"):
+        study_of(study=section, **tables)
 
 
 def test_a_study_of_evaluating_sites_alone_is_none() -> None:
