@@ -203,6 +203,7 @@ class SiteStatus(Answer):
         rounds_contributed: the rounds whose model has its update in it.
         rounds_left_out: the rounds in which its update was accepted, and the model was made without it.
         rounds_capped: the rounds in which its update counted for less than its rows.
+        evaluates: nothing is trained there; rounds_evaluated: the rounds whose model, as it began, it has judged.
         rounds_late: the rounds in which it was asked and did not answer in time.
         always_late: it was late in each of the last three rounds in which it was asked.
         expected: when it expects to have trained the open round (UTC), as it says; None where it has not said.
@@ -222,6 +223,8 @@ class SiteStatus(Answer):
     rounds_contributed: tuple[int, ...]
     rounds_left_out: tuple[int, ...]
     rounds_capped: tuple[int, ...]
+    evaluates: bool = False
+    rounds_evaluated: tuple[int, ...] = ()
     rounds_late: tuple[int, ...] = ()
     always_late: bool = False
     expected: str | None = None

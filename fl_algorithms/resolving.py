@@ -70,6 +70,7 @@ def resolve(
     _refuse_unknown_assignment(study, source)
     _refuse_without_public_data(asked, source)
     _refuse_different_sizes(asked, source)
+    _refuse_unfit_to_evaluate(asked, source)
     return form(
         study.model_copy(
             update={
@@ -185,6 +186,27 @@ def _refuse_different_sizes(study: ResolvedStudy, source: str) -> None:
         f"{source}: algorithm `{study.method.name}` needs networks that see images of one size, found {found}",
         hint="`size` alike in [model] and in each of [networks], or in none of them",
     )
+
+
+def _refuse_unfit_to_evaluate(study: ResolvedStudy, source: str) -> None:
+    """Where sites only evaluate there is one whole model to be judged, and nothing is trained beside it."""
+    if not study.study.evaluators:
+        return
+    who = f"{source}: site `{study.study.evaluators[0]}` only evaluates"
+    if not study.one_global_model or study.distills or study.networks:
+        raise BadData(
+            f"{who}, and algorithm `{study.method.name}` as it is set has no one model that every site could judge",
+            hint="a method that shares the whole network, as fedavg, and no [networks]",
+        )
+    if study.secure_aggregation is not None:
+        raise BadData(
+            f"{who}, and with [secure_aggregation] its numbers would have to be hidden among those of sites that train",
+            hint="leave out one of the two",
+        )
+    if study.checkpoints.alone or study.checkpoints.selection != "none":
+        raise BadData(f"{who}, and [checkpoints] has each site train a model of its own or choose among them")
+    if study.method.settings.fine_tuning is not None:
+        raise BadData(f"{who}, and [algorithm.fine_tuning] trains at each site")
 
 
 def _refuse_unknown_assignment(study: StudyFile, source: str) -> None:

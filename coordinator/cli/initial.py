@@ -8,7 +8,7 @@ from pathlib import Path
 from wardround.errors import BadData, NeedsPerson
 
 INITIAL_S = 600
-MAKE_INITIAL = "from fl_algorithms.lab.cli import main; main()"  # `fl-lab`, wherever its script was installed
+LAB = "from fl_algorithms.lab.cli import main; main()"  # `fl-lab`, wherever its script was installed
 
 
 def has_torch() -> bool:
@@ -31,7 +31,7 @@ def make_initial(file: Path, folder: Path, settings: list[str] | None) -> Path:
         raise NeedsPerson("making a study's initial model needs torch, which is not installed here", hint=by_hand)
     folder.chmod(0o755)  # the service that reads it may be another user; nothing in it is secret
     out = folder / "initial.safetensors"
-    line = [sys.executable, "-P", "-c", MAKE_INITIAL, "init", str(file.resolve()), "--out", str(out)]
+    line = [sys.executable, "-P", "-c", LAB, "init", str(file.resolve()), "--out", str(out)]
     for setting in settings or []:
         line += ["--set", setting]
     try:
@@ -41,12 +41,12 @@ def make_initial(file: Path, folder: Path, settings: list[str] | None) -> Path:
     except subprocess.TimeoutExpired:
         raise BadData(f"`fl-lab init {file.name}` did not end in {INITIAL_S} s", hint=by_hand) from None
     if done.returncode != 0 or not out.exists():
-        error = _line_after("error: ", done.stderr) or f"exit code {done.returncode}"
-        raise BadData(f"`fl-lab init {file.name}` failed: {error}", hint=_line_after("hint: ", done.stderr) or by_hand)
+        error = line_after("error: ", done.stderr) or f"exit code {done.returncode}"
+        raise BadData(f"`fl-lab init {file.name}` failed: {error}", hint=line_after("hint: ", done.stderr) or by_hand)
     out.chmod(0o644)
     return out
 
 
-def _line_after(start: str, text: str) -> str:
+def line_after(start: str, text: str) -> str:
     """What follows ``start`` on the first line that begins with it; "" if none does."""
     return next((line.removeprefix(start) for line in text.splitlines() if line.startswith(start)), "")

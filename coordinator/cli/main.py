@@ -9,6 +9,7 @@ from coordinator.cli import (
     journal,
     ledgers,
     members,
+    models,
     setup,
     standby,
     studies,
@@ -34,6 +35,7 @@ app.add_typer(standby.app, name="standby")
 studies.app.command()(curves.export)
 app.add_typer(studies.app, name="study")
 app.add_typer(summaries.app, name="summary")
+app.add_typer(models.app, name="models")
 app.add_typer(dashboard.app, name="dashboard")
 
 

@@ -29,6 +29,8 @@ def print_status(status: StudyStatus) -> None:
     heads = ("site", "approved", "data", "state", "rounds", "seconds", "code")
     print_table(heads, [_site(name, site, status.rounds) for name, site in status.sites.items()])
     for name, site in status.sites.items():
+        if site.evaluates and site.rounds_evaluated:
+            print(f"has judged the model that a round began with: {name} in {_rounds(site.rounds_evaluated)}")
         if site.rounds_left_out:
             print(f"accepted and left out of the model: {name} in {_rounds(site.rounds_left_out)}")
         if site.rounds_capped:
@@ -56,7 +58,7 @@ def print_status(status: StudyStatus) -> None:
 def _site(name: str, site: SiteStatus, rounds: int) -> tuple[str, ...]:
     seconds = "" if site.seconds is None else f"{site.seconds:.1f}"
     approved = "yes" if site.ready else "no"
-    contributed = f"{len(site.rounds_contributed)}/{rounds}"
+    contributed = "evaluates" if site.evaluates else f"{len(site.rounds_contributed)}/{rounds}"
     return name, approved, _data(site.fit), site.state, contributed, seconds, site.code
 
 

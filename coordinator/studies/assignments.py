@@ -33,7 +33,7 @@ class Assignments:
             models = self._models(study, site) if site in state.round.unanswered else None
             if models is None:
                 return None
-            kind = VALIDATE if state.round.closing else TRAIN
+            kind = VALIDATE if state.round.closing or site in study.rules.evaluators else TRAIN
             return Assignment(*revision, state.round.number, state.round.attempt, kind, *models)
         if state.phase in ENDED_REASONS and site in state.ready:
             base, best = self._models(study, site) or (ModelRef(state.models, study.newest), None)

@@ -94,13 +94,18 @@ def uploads_of(session: Session, study: str, revision: int) -> Sequence[tables.U
 
 def contributed_rounds(session: Session, study: Study) -> dict[str, list[int]]:
     """Each site's rounds whose model has its update in it."""
-    contributed: dict[str, list[int]] = {site: [] for site in study.rules.sites}
+    return rounds_answered(session, study, Kind.ACCEPTED, closing=False)
+
+
+def rounds_answered(session: Session, study: Study, wanted: Kind, *, closing: bool) -> dict[str, list[int]]:
+    """Each site's rounds that closed with such an answer of it. ``closing``: the closing one too."""
+    answered: dict[str, list[int]] = {site: [] for site in study.rules.sites}
     for row in rounds_of(session, study):
-        if row.outcome == Outcome.CLOSED and not row.closing:
+        if row.outcome == Outcome.CLOSED and (closing or not row.closing):
             for site, (kind, _, _) in json.loads(row.answers or "{}").items():
-                if kind == Kind.ACCEPTED:
-                    contributed[site].append(row.number)
-    return contributed
+                if kind == wanted:
+                    answered[site].append(row.number)
+    return answered
 
 
 def accounts(session: Session, study: Study) -> list[tuple[int, Account]]:

@@ -11,6 +11,9 @@ a further attempt at the round keeps it and asks only the others. An update that
 and the round goes on if enough are left; what fails in the coordinator itself pauses the study. After the last round
 comes one that only validates.
 
+A site that only evaluates is asked in each round too, and waited for; what it reports is in no model, chooses none and
+counts for no quorum.
+
 Where the study measures its deadlines, a round waits ``PATIENCE`` times as long as its slowest site took before, and
 four times that for a site that was late when last asked; another attempt has the whole of ``round_deadline_s``. Where
 late updates may be finished, the deadline moves on while one of this attempt is arriving, to twice
@@ -236,12 +239,13 @@ def _settled(state: StudyState, rules: Rules, now: Now, actions: list[Action]) -
 
 def _begun(state: StudyState, rules: Rules, now: Now, actions: list[Action]) -> StudyState:
     """Waiting ends when all are ready. At the deadline, and when a round was open before, the quorum is enough."""
-    enough = len(state.ready) >= rules.needed
+    enough = len(state.ready - rules.evaluators) >= rules.needed
     if set(rules.sites) <= state.ready or (enough and (state.last or now.time >= state.start_by)):
         return replace(state, phase=Phase.RUNNING)
     if now.time >= state.start_by:
         actions.append(Tell(Phase.PAUSED))
-        why = f"{len(state.ready)} of the {rules.needed} sites that it needs were ready at the start deadline"
+        there = len(state.ready - rules.evaluators)
+        why = f"{there} of the {rules.needed} sites that it needs were ready at the start deadline"
         return replace(state, phase=Phase.PAUSED, why=why)
     return state
 
@@ -252,11 +256,11 @@ def _opened(state: StudyState, rules: Rules, now: Now, actions: list[Action]) ->
     before = state.last if state.last and state.last.number == number else None
     kept = {site: before.answers[site] for site in before.accepted} if before else {}
     candidates = state.ready - (state.missed - now.connected)
-    if not closing and len(candidates | kept.keys()) < rules.needed:
+    if not closing and len((candidates | kept.keys()) - rules.evaluators) < rules.needed:
         candidates = state.ready  # only with those that are away can the quorum be met: give them the time
-    if not closing and len(candidates | kept.keys()) < rules.needed:
+    if not closing and len((candidates | kept.keys()) - rules.evaluators) < rules.needed:
         actions.append(Tell(Phase.PAUSED))
-        why = f"{len(state.ready)} of the {rules.needed} sites that it needs are ready"
+        why = f"{len(state.ready - rules.evaluators)} of the {rules.needed} sites that it needs are ready"
         return replace(state, phase=Phase.PAUSED, why=why)
     opened = Round(
         number=number,
@@ -296,7 +300,7 @@ def _expecting(current: Round, rules: Rules, event: Expected, now: Now) -> Round
 def _measured(state: StudyState, site: str, answer: Answer, now: Now) -> StudyState:
     """Remember how long an accepted update took."""
     assert state.round
-    if answer.kind != Kind.ACCEPTED:
+    if answer.kind not in (Kind.ACCEPTED, Kind.EVALUATED):
         return state
     took = (*state.took.get(site, ()), now.time - state.round.opened)[-MEASURED:]
     return replace(state, took={**state.took, site: took})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from coordinator.answers import StudyReport
 from coordinator.metric_answers import VAL_LOSS, StudyMetrics
-from coordinator.studies.page_facts import AttemptFacts, StudyFacts
+from coordinator.studies.page_facts import AttemptFacts, SiteFacts, StudyFacts
 from coordinator.studies.state import Outcome, Phase
 from wardround.pages import rendering
 from wardround.pages.blocks import Answer, Block, Claim, Facts, Grid, Heading, Page, Paragraph, Tone
@@ -20,7 +20,7 @@ LEGEND = (
     "● in the model",
     "◐ in the model, for less than its rows would count",
     "○ accepted, and no model of this attempt has it",
-    "✓ closing: its numbers are here",
+    "✓ its numbers alone: of the closing round, or of a site that evaluates",
     "✕ refused",
     "– declined or withdrawn",
     "? no answer",
@@ -58,7 +58,7 @@ def _answer(study: StudyFacts) -> Answer:
         Phase.STOPPED: f"Stopped after {closed} of {study.rounds} rounds",
     }[study.phase]
     if study.phase == Phase.FINISHED:
-        said += f", {len(study.sites) - len(study.absent)} of {len(study.sites)} sites in every one"
+        said += f", {len(study.trainers) - len(study.absent)} of {len(study.trainers)} sites in every one"
     missing = f"Not in every round: {', '.join(site.name for site in study.absent)}. " if study.absent else ""
     because = f"{study.why}. " if study.why else ""
     tone: Tone = "plain"
@@ -73,7 +73,7 @@ def _answer(study: StudyFacts) -> Answer:
 
 def _claims(study: StudyFacts) -> tuple[Claim, ...]:
     closed, absent = len(study.closed), study.absent
-    present = f"{len(study.sites) - len(absent)} of {len(study.sites)} sites in every model"
+    present = f"{len(study.trainers) - len(absent)} of {len(study.trainers)} sites in every model"
     lacking = "; ".join(f"{site.name} in {len(site.contributed)} of {closed}" for site in absent)
     capped = "; ".join(f"{site.name} in {_rounds_of(site.capped)}" for site in study.sites if site.capped)
     refused = sum(len(site.refused) for site in study.sites)
@@ -199,7 +199,7 @@ def _participation(study: StudyFacts) -> Iterator[Block]:
     rows = tuple(
         (
             site.name, site.state, "attempts spent" if site.spent else "yes" if site.approved else "no",
-            f"{len(site.contributed)} of {closed}", _rounds_of(site.left_out) or "never",
+            _share(site, closed), _rounds_of(site.left_out) or "never",
             _rounds_of(site.capped) or "never", f"{site.bytes_received:,}", ", ".join(site.refused) or "none",
         )
         for site in study.sites
@@ -212,6 +212,13 @@ def _participation(study: StudyFacts) -> Iterator[Block]:
         yield Paragraph("; ".join(LEGEND) + ".", faint=True)
 
 
+def _share(site: SiteFacts, closed: int) -> str:
+    """In how many models it is; of a site that evaluates, how often it has judged one."""
+    if site.evaluates:
+        return f"evaluates: {len(site.evaluated)} times"
+    return f"{len(site.contributed)} of {closed}"
+
+
 def _mark(site: str, row: AttemptFacts) -> str:
     """What became of a site in an attempt, as one of the marks of ``LEGEND``."""
     if site in row.contributors and row.closing:
@@ -220,6 +227,8 @@ def _mark(site: str, row: AttemptFacts) -> str:
         return "◐" if site in row.capped else "●"
     if site in row.contributors or site in row.left_out:
         return "○"
+    if row.answers.get(site) == "evaluated":
+        return "✓"
     if site in row.answers:
         return "✕" if site in row.refused else "–"
     return "?" if site in row.asked else ""

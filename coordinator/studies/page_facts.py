@@ -10,7 +10,9 @@ from coordinator.studies.state import Outcome, Phase
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """``contributed``: the rounds whose model has this site's update in it."""
+    """``contributed``: the rounds whose model has this site's update in it. ``evaluated``: those whose model, as it
+    began, it has judged, where it only ``evaluates``.
+    """
 
     name: str
     state: str
@@ -26,6 +28,8 @@ class SiteFacts:
     seconds: float | None
     spent: bool
     absent: tuple[Absence, ...]
+    evaluates: bool
+    evaluated: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,20 @@ class StudyFacts:
 
     @property
     def absent(self) -> list[SiteFacts]:
-        """The sites that are not in every model that was made."""
-        return [site for site in self.sites if len(site.contributed) < len(self.closed)]
+        """The sites that train and are not in every model that was made."""
+        return [site for site in self.trainers if len(site.contributed) < len(self.closed)]
+
+    @property
+    def trainers(self) -> list[SiteFacts]:
+        return [site for site in self.sites if not site.evaluates]
 
     @classmethod
     def from_report(cls, report: StudyReport, metrics: StudyMetrics | None = None) -> "StudyFacts":
         """What the page shows of a report."""
         best, tensors = report.best, len(report.tensors)
-        quorum = f"quorum {report.quorum} of {len(report.sites)} sites"
+        evaluators = sum(site.evaluates for site in report.sites.values())
+        quorum = f"quorum {report.quorum} of {len(report.sites) - evaluators} sites"
+        quorum += f", and {evaluators} that only evaluate{'s' if evaluators == 1 else ''}" if evaluators else ""
         return cls(
             title=report.title or report.id,
             phase=Phase(report.state),
@@ -130,6 +140,8 @@ def _site(name: str, site: SiteReport) -> SiteFacts:
         seconds=site.seconds,
         spent=site.attempts_spent,
         absent=site.absent,
+        evaluates=site.evaluates,
+        evaluated=site.rounds_evaluated,
     )
 
 

@@ -31,7 +31,7 @@ def absences(rounds: Sequence[tables.Round]) -> dict[str, list[Absence]]:
         account = Account.from_document(json.loads(row.account)) if row.account else Account()
         for site in json.loads(row.asked):
             kind, code, _ = answers.get(site, (LATE, "", ""))
-            if kind == Kind.ACCEPTED and site not in account.left_out:
+            if kind == Kind.EVALUATED or (kind == Kind.ACCEPTED and site not in account.left_out):
                 continue
             why, code = (Kind.LEFT_OUT.value, LEFT_OUT) if kind == Kind.ACCEPTED else (str(kind), code)
             found.setdefault(site, []).append(Absence(round=row.number, attempt=row.attempt, why=why, code=code))
@@ -57,7 +57,10 @@ def attempts_spent(state: StudyState) -> frozenset[str]:
     open_last = state.round is not None and _attempts(state) == ATTEMPTS_APPROVED
     if shown is None or attempts_left(state) or open_last or state.phase in ENDED:
         return frozenset()
-    return frozenset(shown.asked) - set(shown.accepted)
+    answered = (Kind.ACCEPTED, Kind.EVALUATED)
+    return frozenset(
+        site for site in shown.asked if site not in shown.answers or shown.answers[site].kind not in answered
+    )
 
 
 def _attempts(state: StudyState) -> int:

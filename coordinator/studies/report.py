@@ -31,6 +31,7 @@ from coordinator.studies.history import (
     contributed_rounds,
     is_always_late,
     late_rounds,
+    rounds_answered,
     rounds_naming,
     rounds_of,
     uploads_of,
@@ -68,6 +69,7 @@ def status(study: Study, session: Session, now: Sites) -> StudyStatus:
     """How a study stands."""
     state = study.state
     contributed = contributed_rounds(session, study)
+    evaluated = rounds_answered(session, study, Kind.EVALUATED, closing=True)
     made = accounts(session, study)
     left_out = rounds_naming(study.rules.sites, [(number, account.left_out) for number, account in made])
     capped = rounds_naming(study.rules.sites, [(number, account.capped) for number, account in made])
@@ -99,7 +101,9 @@ def status(study: Study, session: Session, now: Sites) -> StudyStatus:
                 state=states[site],
                 code=codes.get(site, ""),
                 ready=site in state.ready,
+                evaluates=site in study.rules.evaluators,
                 rounds_contributed=tuple(contributed[site]),
+                rounds_evaluated=tuple(evaluated[site]),
                 rounds_left_out=tuple(left_out[site]),
                 rounds_capped=tuple(capped[site]),
                 rounds_late=tuple(number for number, missed in late.get(site, {}).items() if missed),
@@ -157,10 +161,13 @@ def full(study: Study, session: Session, federation: str, now: Sites) -> StudyRe
 
 
 def incomplete(study: Study, contributed: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
-    """The sites of a finished study that are not in every one of its rounds."""
+    """The sites of a finished study that train and are not in every one of its rounds."""
     if study.state.phase != Phase.FINISHED:
         return ()
-    return tuple(site for site, rounds in contributed.items() if len(rounds) < study.rules.rounds)
+    evaluators = study.rules.evaluators
+    return tuple(
+        site for site, rounds in contributed.items() if len(rounds) < study.rules.rounds and site not in evaluators
+    )
 
 
 def best_rule(study: Study) -> str:
@@ -254,7 +261,7 @@ def _answers(row: tables.Round, study: Study) -> Mapping[str, Answer]:
 
 def _answer(answer: Answer, upload: tables.Upload | None, opened: Mapping[tuple[int, int], float]) -> SiteAnswer:
     kind, tensor = answer.kind, upload.tensor if upload else ""
-    if upload is None or kind != Kind.ACCEPTED:
+    if upload is None or kind not in (Kind.ACCEPTED, Kind.EVALUATED):
         return SiteAnswer(answer=kind, code=answer.code, tensor=tensor)
     began = opened.get((upload.round, upload.attempt))
     return AcceptedUpdate(
@@ -270,6 +277,6 @@ def _mean_loss(answers: Mapping[str, SiteAnswer], max_weight: float) -> float | 
     reported = [
         (answer.metrics[VAL_LOSS], answer.num_validation)
         for answer in answers.values()
-        if isinstance(answer, AcceptedUpdate) and VAL_LOSS in answer.metrics
+        if isinstance(answer, AcceptedUpdate) and answer.answer == Kind.ACCEPTED and VAL_LOSS in answer.metrics
     ]
     return mean_loss(reported, max_weight)

@@ -28,6 +28,7 @@ class Kind(StrEnum):
     """What a site that was asked did."""
 
     ACCEPTED = "accepted"
+    EVALUATED = "evaluated"  # a site that only evaluates has judged the round's model; it is in no model
     REFUSED = "refused"
     DECLINED = "declined"
     WITHDRAWN = "withdrawn"
@@ -47,6 +48,7 @@ class Rules:
     """What the study file says about time and numbers.
 
     Attributes:
+        evaluators: the sites that only evaluate: asked in each round, and never counted.
         measured: a round's deadline follows from how long its sites took before.
         finish_late: an update that is on its way at the deadline may arrive.
     """
@@ -58,6 +60,7 @@ class Rules:
     start_deadline_s: float
     measured: bool = False
     finish_late: bool = False
+    evaluators: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -169,11 +172,15 @@ _STATE = TypeAdapter(StudyState)
 def site_states(
     state: StudyState, rules: Rules, busy: frozenset[str] = frozenset(), held: frozenset[str] = frozenset()
 ) -> dict[str, str]:
-    """Each site in one word: waiting, training, held, uploaded, accepted, refused, declined, late or absent.
+    """Each site in one word: waiting, training, evaluating, held, uploaded, accepted, evaluated, refused, declined,
+    late or absent.
 
     ``busy`` are the sites whose update is complete here and not yet judged, ``held`` those where it waits for a person.
     """
-    return {site: _site_state(site, state, busy, held) for site in rules.sites}
+    states = {site: _site_state(site, state, busy, held) for site in rules.sites}
+    return {
+        site: "evaluating" if word == "training" and site in rules.evaluators else word for site, word in states.items()
+    }
 
 
 def _site_state(site: str, state: StudyState, busy: frozenset[str], held: frozenset[str]) -> str:

@@ -19,7 +19,7 @@ from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.study import ResolvedStudy
 from wardround.local.durable import StorageFailed
-from wardround.records.architectures import own_tensors
+from wardround.records.architectures import uploaded
 from wardround.records.offer import StudyOffer
 from wardround.records.plugins import PluginTable
 from wardround.records.study import StudyFile
@@ -81,6 +81,7 @@ class Study:
         return Rules(
             section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s,
             measured=section.deadlines == "measured", finish_late=section.late_updates == "finish",
+            evaluators=frozenset(section.evaluators),
         )  # fmt: skip
 
     @property
@@ -90,7 +91,7 @@ class Study:
     @property
     def bytes_per_update(self) -> int:
         """Of the largest, where sites' networks are unlike each other."""
-        parts = [own_tensors(self.resolved.file, site, self.shared).values() for site in self.rules.sites]
+        parts = [uploaded(self.resolved.file, site, self.shared) for site in self.rules.sites]
         return max(sum(spec.bytes for spec in specs) for specs in parts)
 
     @cached_property

@@ -28,7 +28,7 @@ from coordinator.studies.study import Study
 from coordinator.updates.receive import Received
 from wardround.errors import BadData
 from wardround.records import receipts
-from wardround.records.architectures import own_tensors
+from wardround.records.architectures import uploaded
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.tensors.files import TensorFile
@@ -121,7 +121,7 @@ def state_refusal(site: str, header: UploadHeader, study: Study | None) -> Refus
         past = current is not None and header.round == current.number and header.attempt < current.attempt
         return Refusal("ROUND_CLOSED" if past else "ROUND_NOT_ASKED")
     answer = current.answers.get(site)
-    if answer and answer.kind == Kind.ACCEPTED and answer.upload != header.upload_id:
+    if answer and answer.kind in (Kind.ACCEPTED, Kind.EVALUATED) and answer.upload != header.upload_id:
         return Refusal("UPLOAD_DUPLICATE")  # 7
     if state.aggregating:
         return Refusal("ROUND_CLOSED")
@@ -141,8 +141,9 @@ def declaration_refusal(
     """
     assert study.state.round
     closing = study.state.round.closing
-    own = own_tensors(study.resolved.file, site, study.shared)
-    if refusal := _manifest_refusal(header.manifest.specs, () if closing else tuple(own.values())):
+    evaluates = site in study.rules.evaluators
+    own = uploaded(study.resolved.file, site, study.shared)
+    if refusal := _manifest_refusal(header.manifest.specs, () if closing else own):
         return refusal
     form = study.resolved.reported
     names = [name for name, _ in header.metrics]
@@ -157,7 +158,9 @@ def declaration_refusal(
         now > limits.count_growth * max(before, 1) for now, before in zip(counts, first, strict=True)
     ):
         return Refusal("COUNT_INVALID")
-    if not closing and header.num_examples < 1:
+    if evaluates and header.num_examples != form.count(0):
+        return Refusal("COUNT_INVALID")  # nothing is trained there
+    if not closing and not evaluates and header.num_examples < 1:
         return Refusal("COUNT_INVALID")
     return None
 

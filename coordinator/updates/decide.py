@@ -197,7 +197,7 @@ class Uploads:
         if refusal is not None:
             self._refuse_too_many_refusals(site, header.upload_id)
         if refusal is None:
-            answer = Answer(Kind.ACCEPTED, upload=header.upload_id)
+            answer = Answer(self._kind(site, header), upload=header.upload_id)
         else:
             answer = Answer(Kind.REFUSED, refusal.code, header.upload_id)
         if refusal is None or (refusal.answers_the_round and self._is_expected(site, header)):
@@ -256,6 +256,11 @@ class Uploads:
                 f"{kept} refused uploads of site `{site}` are kept, and no more are; it may send what counts",
                 code="TOO_BUSY",
             )
+
+    def _kind(self, site: str, header: UploadHeader) -> Kind:
+        """What an accepted upload of this site is."""
+        study = self._engine.find(header.study)
+        return Kind.EVALUATED if study is not None and site in study.rules.evaluators else Kind.ACCEPTED
 
     def _is_expected(self, site: str, header: UploadHeader) -> bool:
         return admission.state_refusal(site, header, self._engine.find(header.study)) is None

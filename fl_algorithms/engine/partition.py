@@ -75,7 +75,8 @@ def describe(study: ResolvedStudy, site: str, chosen: str = "") -> Partition:
 
     Raises:
         BadData: two networks of the study share different tensors, and the method does not take that or the site chose
-            another than its own; or as ``build``.
+            another than its own; or the site only evaluates, and part of the network stays at each site; or as
+            ``build``.
     """
     unlike, assigned = has_heterogeneous_networks(study), study.label_of(site)
     if unlike and study.label_of(site, chosen) != assigned:
@@ -103,11 +104,28 @@ def describe(study: ResolvedStudy, site: str, chosen: str = "") -> Partition:
         if key not in brought
     )
     beside = _trained_alone(own, site) if own.trains_alone else ()
+    evaluates = site in study.study.evaluators
+    if evaluates:
+        _refuse_partial(study, networks, brought)
+        upload = ()
     parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
     exposure, personalized = study.exposure, study.personalized
     if alone and not exposure:  # the mean of one site's network is that network
         exposure, personalized = COORDINATOR, "the site's own network, which no other site trains"
     return Partition(upload, of_networks + kept + beside, download, exposure, parameters, personalized)
+
+
+def _refuse_partial(study: ResolvedStudy, networks: Networks, brought: Collection[str]) -> None:
+    """Raises BadData: a parameter of the network is not downloaded, so that nobody could judge the whole of it."""
+    for slot, network in networks.items():
+        for name, _ in network.named_parameters():
+            key = name if slot == MODEL else f"{slot}/{name}"
+            if key not in brought:
+                raise BadData(
+                    f"this site only evaluates, and in algorithm `{study.method.name}` tensor `{key}` of the network "
+                    "stays at each site: there is no whole model to judge",
+                    hint="ask the study's author for a method that shares the whole network, as fedavg",
+                )
 
 
 def _trained_alone(study: SiteStudy, site: str) -> tuple[PrivateTensor, ...]:

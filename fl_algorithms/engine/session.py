@@ -91,19 +91,19 @@ class Restored:
 
     def __init__(self, study: SiteStudy, task: Task, tensors: Mapping[str, Tensor], device: Device = CPU) -> None:
         """Raises BadData: the tensors are not those of the study's network."""
-        self._algorithm = algorithm_of(study)
+        self.algorithm = algorithm_of(study)
         self._task = task
-        self.networks = build(study, task, self._algorithm, site="")
+        self.networks = build(study, task, self.algorithm, site="")
         device.place(self.networks)
         restore(all_tensors(self.networks), tensors, "the checkpoint")
 
     def logits(self, x: Inputs, tell: Callable[[int], object] = lambda rows: None) -> Tensor:
         """(n, outputs) for ``x`` (n, features). ``tell``: as ``compute_logits``."""
-        return compute_logits(self._algorithm, self.networks, x, tell)
+        return compute_logits(self.algorithm, self.networks, x, tell)
 
     def metrics(self, split: Split) -> dict[str, float | None]:
         """The task's, of all rows of ``split``."""
-        return judged(self._algorithm, self.networks, split, self._task).metrics()
+        return judged(self.algorithm, self.networks, split, self._task).metrics()
 
     def probabilities(self, x: Inputs) -> Tensor:
         """(n, classes) for ``x`` (n, features). For a task of classes."""

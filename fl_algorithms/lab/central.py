@@ -15,7 +15,7 @@ from fl_algorithms.lab.sources import find, require_tests
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import Pooling, Split, Task
-from wardround.errors import BadData
+from wardround.errors import BadData, UsageProblem
 from wardround.records.study import Named
 
 Normalisation = Literal["matched", "site"]
@@ -72,6 +72,11 @@ def run_central(
 
 def pooled_study(study: ResolvedStudy, site: str = POOL) -> ResolvedStudy:
     """The study as ``site`` would train it with everyone's records and nobody to share with."""
+    if study.study.evaluators:
+        raise UsageProblem(
+            f"`central` pools all sites' rows to train on them, and site `{study.study.evaluators[0]}` only evaluates",
+            hint="leave `central` out, or `roles` in [study]",
+        )
     file = study.at("").changed(study={"sites": (site,), "quorum": None}).file
     return resolve(file.model_copy(update={"algorithm": Named(name="silo")}), lab=True)
 

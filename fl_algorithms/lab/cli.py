@@ -13,6 +13,7 @@ from fl_algorithms.engine.hardware import MOST_WORKERS, DeviceName, Hardware
 from fl_algorithms.lab.cli_data import data_app
 from fl_algorithms.lab.cli_export import export
 from fl_algorithms.lab.cli_partition import partition
+from fl_algorithms.lab.cli_program import model, program
 from fl_algorithms.lab.cli_schema import schema
 from fl_algorithms.lab.cli_tune import tune
 from fl_algorithms.resolving import resolve
@@ -33,6 +34,8 @@ app.command()(partition)
 app.command()(schema)
 app.command()(tune)
 app.command()(export)
+app.command()(program)
+app.command()(model)
 
 StudyArgument = Annotated[Path, typer.Argument(metavar="STUDY.toml", help="The study file.")]
 SetOption = Annotated[

@@ -170,7 +170,7 @@ class Run:
         """Train where the round asks for it, and average."""
         study, rounds = self._study.study, self._study.study.rounds
         there = self._participation.attendance(
-            study.sites,
+            study.trainers,
             seed=study.seed,
             round_number=round_number,
             needed=study.needed,
@@ -183,6 +183,8 @@ class Run:
             self.trained(round_number, site, result, losses)
             if progress is not None and place + 1 < len(there.accepted):
                 progress(round_number - 1 + (place + 1) / len(there.accepted), rounds)
+        for site in study.evaluators:
+            self._judged(round_number, site, self.sessions[site].validate(round_number, self.base(round_number, site)))
         self.close(round_number, results)
         if progress is not None:
             progress(round_number, rounds)
@@ -237,7 +239,8 @@ class Run:
         for site, session in self.sessions.items():
             results[site] = session.validate(closing, self.base(closing, site))
             self._judged(closing, site, results[site])
-        self._offer(closing, results, self._sums.of(closing, self._digest(), results))
+        trained = {site: results[site] for site in self._study.study.trainers}
+        self._offer(closing, trained, self._sums.of(closing, self._digest(), trained))
         for site, session in self.sessions.items():
             best = downlink(self._aggregator, self._best_model, site, closing)
             self._keep(site, session.finish(self._best.round, best))

@@ -109,7 +109,7 @@ class Participation:
 
     def refuse_unfit(self, study: ResolvedStudy) -> None:
         """Raises UsageProblem: a round asks fewer sites than the study needs, or attack or masks are none for it."""
-        sites, needed = len(study.study.sites), study.study.needed
+        sites, needed = len(study.study.trainers), study.study.needed
         if self.masked and study.secure_aggregation is None:
             raise UsageProblem(
                 "`--masked` is for a study with secure aggregation, and this one has none",

@@ -331,7 +331,8 @@ def without(study: ResolvedStudy, site: str) -> ResolvedStudy:
     """The study of the other sites."""
     sites = tuple(name for name in study.study.sites if name != site)
     assigned = {name: label for name, label in study.assigned.items() if name != site}
-    fewer = study.changed(study={"sites": sites, "quorum": None})
+    roles = {name: role for name, role in study.study.roles.items() if name != site}
+    fewer = study.changed(study={"sites": sites, "quorum": None, "roles": roles})
     return replace(fewer, file=fewer.file.model_copy(update={"assigned": assigned}))
 
 

@@ -8,6 +8,7 @@ from fl_algorithms.lab.sources import find, find_public_data
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import PublicData, SiteData, Task
 from fl_algorithms.tasks.public_data import read_public_data, require_public_data
+from fl_algorithms.tasks.selection import to_evaluate
 
 
 def load_sites(study: ResolvedStudy, task: Task, folder: Path, *, test: bool = True) -> dict[str, SiteData]:
@@ -34,4 +35,5 @@ def load_sites(study: ResolvedStudy, task: Task, folder: Path, *, test: bool = T
         site: own.load(sources[site], site=site, seed=study.study.seed, validation_fraction=fraction)
         for site, own in tasks.items()
     }
+    data |= {site: to_evaluate(data[site]) for site in study.study.evaluators if site in data}
     return {site: replace(found, public_data=public_data.get(tasks[site].input_shape)) for site, found in data.items()}

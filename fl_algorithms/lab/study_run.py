@@ -210,6 +210,7 @@ def _refuse_batched(plan: Plan) -> None:
         (plan.jobs > 1 or plan.executor != "processes", "--jobs and --executor"),
         (plan.hardware != Hardware(), "--device and --workers"),
         (plan.private_weights is not None, "--private-weights"),
+        (bool(plan.study.study.evaluators), "sites that only evaluate (`roles` in [study])"),
     ):
         if there:
             raise UsageProblem(

@@ -1,11 +1,12 @@
 """Splits made of other splits' rows, for the lab's evaluation; the same for tables and for images."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from fl_algorithms.tasks.base import Inputs, OwnSizes, Rows, Split
+from fl_algorithms.tasks.base import Inputs, OwnSizes, Rows, SiteData, Split
 
 
 def rows_at(x: Inputs, places: Tensor) -> Tensor:
@@ -39,6 +40,11 @@ def joined(splits: Sequence[Split]) -> Split:
     parts = [split.x for split in splits if not isinstance(split.x, Tensor)]
     of = torch.cat([torch.full((len(part),), number) for number, part in enumerate(parts)])
     return Split(_selected(parts, of, torch.cat([torch.arange(len(part)) for part in parts])), y)
+
+
+def to_evaluate(data: SiteData) -> SiteData:
+    """The data of a site that trains nothing: models are judged on all rows, those also that others would train on."""
+    return replace(data, validation=joined([data.train, data.validation]))
 
 
 class Selected:

@@ -192,10 +192,13 @@ def read_bundle(path: Path) -> Bundle:
             raise Unavailable(f"{path} is larger than {LARGEST} bytes: unpack it, and verify the folders in it")
         data = path.read_bytes()
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-            files = {}
+            files: dict[str, bytes] = {}
+            others = []
             for entry in tar:
                 held = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
-                if held is not None:
+                if held is None or entry.name in files:
+                    others.append(entry.name)
+                else:
                     files[entry.name] = held.read()
         made = archive(files)
     except OSError as error:
@@ -205,12 +208,16 @@ def read_bundle(path: Path) -> Bundle:
     if MANIFEST not in files:
         raise Unavailable(f"{path} is no bundle: it has no {MANIFEST}")
     if made != data:
+        if others:
+            raise Changed(None, f"{others[0]} in the bundle is no plain file, or is there twice", "")
         raise Changed(None, f"{path.name} is not the archive that its files make: something in it was changed", "")
     return Bundle(files)
 
 
 def check_manifest(bundle: Bundle, ledger: Account) -> None:
-    """Raises Changed: the manifest is not signed with the ledger's key, or files or head are not those in it."""
+    """Raises Changed: the manifest is not signed with the ledger's key, or files or head are not those in it; naming
+    the first file that was changed, added or taken out.
+    """
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(ledger.key))
     try:
         data = bundle.files[MANIFEST].removesuffix(b"\n")
@@ -221,7 +228,9 @@ def check_manifest(bundle: Bundle, ledger: Account) -> None:
         raise Changed(None, f"the bundle's {MANIFEST} is not what the ledger's key signed: {error}", "") from None
     rows = _rows({path: data for path, data in bundle.files.items() if path != MANIFEST})
     for row in rows:
-        if listed.get(row["path"]) != row:
+        if row["path"] not in listed:
+            raise Changed(None, f"{row['path']} is in the bundle, and its {MANIFEST} names no such file", "")
+        if listed[row["path"]] != row:
             raise Changed(None, f"{row['path']} in the bundle is not the file that its {MANIFEST} names", "")
     if manifest["files"] != rows:
         missing = sorted(map(str, listed.keys() - bundle.files.keys()))

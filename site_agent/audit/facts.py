@@ -58,7 +58,7 @@ class UploadFacts:
     answer: str  # the coordinator's, or "" for none
     receipt: str  # the receipt's id
     numbers_alone: bool  # no tensor in it
-    closing: bool  # the validation after the last round
+    validated: bool  # a model was judged, and nothing trained for it
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _upload(time: str, upload: UploadEntry, tries: int, receipt: Receipt | None)
         answer=_answer(receipt) if receipt is not None else "",
         receipt=receipt.receipt_id if receipt is not None else "",
         numbers_alone=not upload.tensors,
-        closing=upload.kind == "validate",
+        validated=upload.kind == "validate",
     )
 
 

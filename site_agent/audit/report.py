@@ -189,14 +189,15 @@ def _left(study: StudyFacts) -> Iterator[Block]:
     yield Heading("Every update, and its receipt", 3)
     if any(upload.numbers_alone for upload in study.uploads):
         yield Paragraph("Rows of 0 bytes held metrics alone.", faint=True)
+    evaluates = all(upload.validated for upload in study.uploads)
     columns = ("time", "round", "bytes", "tries", "norm", "metrics", "coordinator's answer", "receipt")
-    yield Grid(columns, tuple(map(_row, study.uploads)), numbers=(1, 2, 3, 4), codes=(7,))
+    yield Grid(columns, tuple(_row(upload, evaluates) for upload in study.uploads), numbers=(1, 2, 3, 4), codes=(7,))
 
 
-def _row(upload: UploadFacts) -> tuple[str, ...]:
+def _row(upload: UploadFacts, evaluates: bool) -> tuple[str, ...]:
     return (
         upload.time,
-        "closing" if upload.closing else str(upload.round),
+        (f"{upload.round}, evaluated" if evaluates else "closing") if upload.validated else str(upload.round),
         str(upload.bytes),
         str(upload.tries),
         f"{upload.norm:#.3g}".rstrip(".") if upload.norm is not None else "",

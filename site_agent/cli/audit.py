@@ -100,7 +100,7 @@ def verify(
         verdict, code = verify_bundle(bundle, receipts, pins)
     else:
         folder = _joined_folder(state, ledger)
-        verdict, code = audit.verify(folder, None, pins, _copy(state, ledger, receipts, ask))
+        verdict, code = audit.verify(folder, None, pins, copy_to_judge_by(state, ledger, receipts, ask))
     if json:
         print_json({"code": code, **verdict.document()})
     else:
@@ -188,11 +188,11 @@ def report(out: Out, state: State, receipts: Receipts = None, force: Force = Fal
     root = _joined_folder(state, None).parent
     keep = _with(kept(root), receipts)
     outputs.file(out, force=force, keep=keep)
-    looked = look(root, _copy(root, None, receipts, ask=False))
+    looked = look(root, copy_to_judge_by(root, None, receipts, ask=False))
     outputs.write(out, looked.page().encode(), force=force, keep=keep)
     print(f"report written to {out}")
     if looked.code != audit.VERIFIED:
-        say(f"warning: {_in_short(looked.verdict)}")
+        say(f"warning: {in_short(looked.verdict)}")
 
 
 @audit_app.command("bundle")
@@ -207,13 +207,13 @@ def bundle(out: Out, state: State, receipts: Receipts = None, force: Force = Fal
     root = _joined_folder(state, None).parent
     outputs.file(out, force=force, keep=_with(kept(root), receipts))
     key = Identity(SiteState(root).identity).ledger_key()
-    verdict, code = make(root, key, out, _copy(root, None, receipts, ask=False))
+    verdict, code = make(root, key, out, copy_to_judge_by(root, None, receipts, ask=False))
     print(f"bundle written to {out}, signed with the ledger key {verdict.ledger_key}".rstrip())
     name = shlex.quote(out.name)
     print(f"next: the auditor runs `site-agent audit verify --bundle {name} --receipts FILE`, FILE being "
           "the coordinator's")  # fmt: skip
     if code != VERIFIED:
-        say(f"warning: {_in_short(verdict)}")
+        say(f"warning: {in_short(verdict)}")
 
 
 @audit_app.command("verifier")
@@ -264,7 +264,7 @@ def _joined_folder(state: Path, ledger: Path | None) -> Path:
     return folder
 
 
-def _copy(state: Path, ledger: Path | None, receipts: Path | None, ask: bool) -> "Copy | None":
+def copy_to_judge_by(state: Path, ledger: Path | None, receipts: Path | None, ask: bool) -> "Copy | None":
     """The copy of the receipts to judge by: given, asked for now, or, of a site's state, the one kept when it was asked
     last, which shows less: it lies where the ledger lies."""
     from site_agent.audit.verify import Copy, given_copy
@@ -339,6 +339,8 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
         )
     else:
         print("complete: NOT SHOWN")
+    if bundled:
+        print("files: each is the one that MANIFEST.json names, no other is there; the ledger's key signed it")
     print(f"whose: {'by ' + verdict.whose if verdict.whose else 'NOT SHOWN'}: ledger key {verdict.ledger_key}")
     for missing in verdict.not_shown:
         print(f"not shown: {escaped(missing)}")
@@ -363,7 +365,7 @@ def _of_copy(verdict: "Verdict") -> str:
     return text
 
 
-def _in_short(verdict: "Verdict") -> str:
+def in_short(verdict: "Verdict") -> str:
     return verdict.reason or "not shown: " + "; ".join(verdict.not_shown)
 
 

@@ -24,7 +24,7 @@ from site_agent.state.directory import SiteState
 from site_agent.trainer.data import layouts, sources
 from wardround import cli
 from wardround.cli import group
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import BadData, NeedsPerson, UsageProblem, WardroundError
 from wardround.local import outputs
 from wardround.records import trainer as records
 from wardround.records.schema import check
@@ -181,10 +181,11 @@ def models_export(
     state: State,
     kind: Annotated[str, typer.Option("--checkpoint", metavar="KIND", help=KIND_HELP)],
     out: Annotated[Path, typer.Option(help="A folder, new or empty.", metavar="DIR")],
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write it as ONNX too.")] = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Copy a checkpoint's model, card and preprocessing into a folder."""
+    """Copy a checkpoint into a folder: weights, card, study, preprocessing, and a program that needs torch alone."""
     _check_kind(kind)
     out = absolute(out)
     if _may_read(state):
@@ -194,12 +195,25 @@ def models_export(
     else:
         request = records.Export(study=study, checkpoint=kind, out=str(out), force=force)
         exported = ask_listener(state, request)
+    program = records.WriteProgram(study=study, checkpoint=kind, out=str(out), onnx=onnx, force=force)
+    without: WardroundError | None = None
+    files = list(exported.files)
+    try:
+        written = handoff.one_shot(state, program) if _may_read(state) else ask_listener(state, program)
+        files += written.files
+    except (BadData, NeedsPerson) as error:  # no text for this network, or no torch here
+        without = error
     if as_json:
-        cli.print_json(exported.to_document())
+        cli.print_json({"files": files, "without_program": without.message if without else ""})
         return
-    for file in exported.files:
+    for file in files:
         print(file)
     cli.say("preprocessing.json was computed from patients: handle it as what it is")
+    if without is not None:
+        cli.say(f"warning: without a program: {without.message}")
+        cli.say(f"hint: {without.hint}")
+    else:
+        cli.say(f"next: {out / 'MODEL_CARD.md'} says what it is and how to load it")
 
 
 def predict(

@@ -13,6 +13,7 @@ from site_agent.cli.data import data_app, models_app, predict
 from site_agent.cli.doctor import doctor
 from site_agent.cli.joining import join
 from site_agent.cli.options import State
+from site_agent.cli.pack import pack
 from site_agent.cli.page import page_app
 from site_agent.cli.policy import policy_app
 from site_agent.cli.release import leave, reject, release
@@ -29,6 +30,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(models_app, name="models")
 app.add_typer(policy_app, name="policy")
 app.add_typer(audit_app, name="audit")
+audit_app.command("pack")(pack)
 app.add_typer(page_app, name="page")
 
 app.command("setup")(setup)

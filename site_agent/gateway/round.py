@@ -290,7 +290,8 @@ class Rounds:
         else:
             log.error("%s", receipts.explain_refusal(receipt))
         journal.phase, journal.decision = "decided", receipt.decision
-        journal.applied = not journal.update
+        consent = self._state.consent(journal.study)  # a site that evaluates goes on from what it has judged
+        journal.applied = not journal.update and not (consent is not None and consent.evaluates)
         self._state.save_journal(journal)
         self._settle(journal, interrupt)
 

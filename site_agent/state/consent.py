@@ -133,6 +133,11 @@ class Consent:
         return plugins_in(self.document)
 
     @property
+    def evaluates(self) -> bool:
+        """Whether nothing was approved but to judge models: no tensor may leave, so nothing is trained."""
+        return not self.upload
+
+    @property
     def train_rows(self) -> int:
         """The rows that a study trains on: all but those that it validates with. The data's digest pins both."""
         return self.rows - self.validation_rows

@@ -47,7 +47,7 @@ def aggregation_in(document: StudyDocument) -> str:
     if rule.is_mean:
         return ""
     section = check(StudySection, table_of(document, "study"), "study", "study")
-    return rule.sentence(len(section.sites), section.needed)
+    return rule.sentence(len(section.trainers), section.needed)
 
 
 def plugins_in(document: StudyDocument) -> tuple[Plugin, ...]:

@@ -93,6 +93,8 @@ class Requests:
                 return records.Done()
             case records.Predict():
                 return self._rounds.predict(request, _throttled(progress))
+            case records.WriteProgram():
+                return self._rounds.write_program(request)
             case records.GetStatus() | records.Abort():
                 raise TryAgain(f"`{request.command}` is for the trainer's listener", hint="is it running?")
             case _:

@@ -75,6 +75,21 @@ def refused_beyond(site: SiteWorld, uploads: int) -> None:
 
 
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")
+def test_training_where_a_site_only_evaluates(site: SiteWorld) -> None:
+    """A site was approved to judge models; it is asked to train, in a round that it has and in one that it has not."""
+    site.evaluates()
+    for round_ in (1, 4):
+        site.coordinator.assign(STUDY, round_)
+        refused_beyond(site, 0)
+    site.coordinator.assign(STUDY, 5, kind="validate")
+    refused_beyond(site, 0)
+    assert site.trainer is not None
+    assert site.trainer.commands("train") == site.trainer.commands("validate") == []
+    site.coordinator.assign(STUDY, 1, kind="validate")
+    site.coordinator.wait_receipts(1)
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")
 def test_rounds_beyond_consent(site: SiteWorld) -> None:
     """A study of three rounds is asked for rounds that it has not, for its first round again, and after a restart."""
     site.ready()

@@ -202,9 +202,11 @@ def test_verify_py_from_the_audited__other_forms(bundled: Path, receipts: Path, 
     without = {name: data for name, data in files.items() if name != "MANIFEST.json"}
     at = whole.index(b"# nothing may leave\n") + len(b"# nothing may leave\n")
     forms = {
-        "VERIFY.py in the bundle is not the file": ledgers.pack({**files, "VERIFY.py": b"print('VERIFIED')\n"}),
+        "VERIFY.py is in the bundle, and its MANIFEST.json names no": ledgers.pack(
+            {**files, "VERIFY.py": b"print('VERIFIED')\n"}
+        ),
         "policy.toml of its MANIFEST.json is not in the bundle": ledgers.pack(less),
-        "is not the archive that its files make": ledgers.pack(files, link="consents/link.json"),
+        "consents/link.json in the bundle is no plain file": ledgers.pack(files, link="consents/link.json"),
         "MANIFEST.json is not what the ledger's key signed": ledgers.pack({**files, "MANIFEST.json": other}),
         "archive that its files make: something": whole[:at] + b"x" + whole[at + 1 :],
     }

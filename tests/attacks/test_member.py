@@ -64,6 +64,23 @@ def by_a_revoked_site(place: Place) -> tuple[tuple[bytes, bytes, bytes], str]:
     return pems, "Federation/Declare"
 
 
+@pytest.mark.attack(promise="P11", refused_by="coordinator/updates/admission.py")
+def test_an_update_of_a_site_that_only_evaluates(tmp_path: Path) -> None:
+    """A site that may only judge models sends an update, which would enter the mean; then rows that it has trained."""
+    with placed(tmp_path) as place:
+        *_, charlie = place.begin(roles={"charlie": "evaluate"})
+        assignment = charlie.next_assignment()
+        update = delta("charlie", 1, SPECS)
+        receipt = charlie.send(charlie.opening(assignment, update), update.payload)
+        assert receipt is not None
+        assert (receipt.decision, receipt.code, receipt.tensor) == ("refused", "MANIFEST_NAMES", "layer.bias")
+        assert list((place.state.blobs / "uploads").iterdir()) == []
+        told = replace(update, tensors=())
+        receipt = charlie.send(charlie.opening(assignment, told), b"")
+        assert receipt is not None
+        assert (receipt.decision, receipt.code) == ("refused", "COUNT_INVALID")
+
+
 @pytest.mark.chaos
 @pytest.mark.attack(promise="P11", refused_by="coordinator/calls.py")
 @pytest.mark.parametrize("who", [by_a_member, by_an_unused_invitation, by_a_revoked_site])

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator.answers import SiteList, SiteRow
-from coordinator.cli import members
+from coordinator.cli import members, models
+from coordinator.cli.main import app
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.database import Store
@@ -28,6 +30,7 @@ from wardround.local import directory
 from wardround.records.invitation import Invitation
 from wardround.records.study import load
 from wardround.signing import canonical, certificates
+from wardround.tensors.files import TensorFile
 
 BIN = Path(sys.executable).parent
 STUDY = """
@@ -192,6 +195,7 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
         "state": "waiting", "code": "", "ready": False, "rounds_contributed": [], "rounds_left_out": [],
         "rounds_capped": [], "rounds_late": [], "always_late": False, "expected": None, "expects_to_be_late": False,
         "connected": False, "fit": None, "seconds": None, "slow": False, "absences": {}, "attempts_spent": False,
+        "evaluates": False, "rounds_evaluated": [],
     }  # fmt: skip
     told = json.loads(commands.run("study", "report", "trial", "--json")[0])
     assert told["rounds_closed"] == []
@@ -368,6 +372,30 @@ def test_a_study_that_finishes_without_some_sites_exits_3_and_the_report_names_t
     worker.join(20)
     for site in (alpha, bravo):
         site.close()
+    exported(commands.state, commands.folder / "model", told)
+
+
+def exported(state: Path, folder: Path, told: dict[str, Any]) -> None:
+    """The model of a study in which one of two sites took part, where there is no torch."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(models, "has_torch", lambda: False)
+        words = ["models", "export", "trial", "--out", folder, "--state", state]
+        done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    names = ("model.safetensors", "card.json", "study.json", "MODEL_CARD.md")
+    assert done.stdout.split() == [str(folder / name) for name in names]
+    assert "warning: without a program: torch is not installed here; where it is: `fl-lab program" in done.stderr
+    card = json.loads((folder / "card.json").read_text())
+    assert (card["round"], card["rounds"], card["state"]) == (told["best"]["round"], 2, "finished")
+    assert card["kept_digest"] == told["best"]["digest"]
+    assert card["contributors"] == {"alpha": list(range(1, card["round"] + 1)), "bravo": []}
+    assert set(card["scores"]) == {"alpha"}
+    with TensorFile(folder / "model.safetensors") as file:
+        assert file.manifest().digest() == card["model_digest"] == card["kept_digest"]
+        assert json.loads(file.note["card"]) == card
+    page = (folder / "MODEL_CARD.md").read_text()
+    assert f"- bravo: in 0 of {card['round']} rounds\n" in page
+    assert "are not known at the coordinator" in page
+    assert "| alpha | bravo |" in page
 
 
 def handshake(site: FakeSite, folder: Path, version: ssl.TLSVersion) -> str | None:

@@ -127,6 +127,38 @@ def test_a_round_waits_for_the_last_site_although_the_quorum_is_there() -> None:
     assert story.passes(1).state.aggregating
 
 
+EVALUATED = Answer(Kind.EVALUATED, upload="c")
+JUDGED = replace(RULES, evaluators=frozenset({"c"}))
+
+
+def test_a_site_that_only_evaluates_counts_for_no_quorum() -> None:
+    story = Story(JUDGED).begins()
+    assert story.round.asked == SITES
+    assert site_states(story.state, JUDGED) == {"a": "training", "b": "training", "c": "evaluating"}
+    story.happens(Answered("c", EVALUATED)).accepts("a").passes(100)
+    assert story.round.attempt == 2  # of the two that it needs one answered
+    assert story.round.asked == SITES  # and what was evaluated is asked anew
+    story.accepts("b").happens(Answered("c", EVALUATED))
+    assert story.state.aggregating
+    assert story.round.accepted == ("a", "b")
+
+
+def test_a_round_waits_for_a_site_that_evaluates_until_its_deadline() -> None:
+    story = Story(JUDGED).begins().accepts("a", "b").passes(99)
+    assert not story.state.aggregating
+    assert story.passes(1).state.aggregating
+
+
+def test_sites_that_only_evaluate_begin_no_study() -> None:
+    story = Story(JUDGED).happens(Start(), Ready("a"), Ready("c")).passes(1000)
+    assert story.state.why == "1 of the 2 sites that it needs were ready at the start deadline"
+
+
+def test_a_study_of_which_a_trainer_left_pauses_whoever_evaluates() -> None:
+    story = Story(JUDGED).begins().happens(Gone("a", "DECLINED_WITHDRAWN")).passes(100)
+    assert story.state.why == "1 of the 2 sites that it needs are ready"
+
+
 def test_a_round_without_quorum_is_tried_once_more_and_then_the_study_pauses() -> None:
     story = Story().begins().accepts("a").passes(100)
     assert (story.round.number, story.round.attempt) == (1, 2)

@@ -8,8 +8,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from coordinator import study_commands
+from coordinator.answers import StudyReport
+from coordinator.models import export
+from coordinator.studies import page as studies_page
 from tests.coordinator.conftest import SITES, Place, on_both, study_document
-from tests.coordinator.fake_site import FakeSite, delta
+from tests.coordinator.fake_site import FakeSite, Update, delta
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.local.control import call
@@ -96,6 +99,61 @@ def test_the_best_global_model_has_the_lowest_told_loss_and_is_offered_at_the_en
     assert place.coordinator.context.blobs.model(stop.best.digest.hex()).exists()
 
 
+def test_a_site_that_only_evaluates_is_in_no_model_and_chooses_none(place: Place) -> None:
+    alpha, bravo, charlie = place.begin(roles={"charlie": "evaluate"})
+    for number in (1, 2, 3):
+        for site in (alpha, bravo, charlie):
+            assignment = site.next_assignment()
+            assert assignment.HasField("validate") == (site is charlie or number == 3)
+            if site is charlie:
+                told = (("val_loss", "0.001" if number == 1 else "9"),)  # were it heard, model 0 would be the best
+                receipt = site.answer(assignment, Update((), told, 0, 7))
+                assert (receipt.decision, receipt.code) == ("accepted", "")
+            else:
+                update = delta(site.name, number, SPECS if number < 3 else ())
+                loss = ("val_loss", "0.5" if number < 3 else "0.4")
+                site.answer(assignment, Update(update.tensors, (loss,), update.num_examples, 5))
+    status = place.until(lambda status: status["state"] == "finished")
+    assert model_bytes(place) == expected_model([("alpha", "bravo"), ("alpha", "bravo")])
+    assert status["best"] | {"digest": ""} == {"round": 2, "val_loss": pytest.approx(0.4), "digest": ""}
+    assert status["incomplete"] == []
+    judged = status["sites"]["charlie"]
+    assert (judged["evaluates"], judged["rounds_evaluated"], judged["rounds_contributed"]) == (True, [1, 2, 3], [])
+    assert judged["absences"] == {}
+    assert not judged["rounds_late"]
+    told = place.ask("report", study="trial")
+    assert told["quorum"] == 2
+    assert [row["val_loss"] for row in told["attempts"]] == [pytest.approx(value) for value in (0.5, 0.5, 0.4)]
+    assert told["attempts"][0]["answers"]["charlie"]["metrics"] == {"val_loss": "0.001"}
+    report = StudyReport.from_document(told)
+    page = studies_page.page(report)
+    assert "2 of 2 sites in every one" in page
+    assert "evaluates: 3 times" in page
+    assert "quorum 2 of 2 sites, and 1 that only evaluates" in page
+    card = export.card_of(report, "best", 2, status["best"]["digest"], "", "")
+    assert card.evaluators == ("charlie",)
+    assert all(row.absent == () for row in card.lineage)
+    assert "charlie: evaluates; nothing was trained there" in export.page(card)
+
+
+@pytest.mark.parametrize(
+    ("update", "code"),
+    [
+        (delta("charlie", 1, SPECS), "MANIFEST_NAMES"),
+        (Update((), (("val_loss", "0.5"),), 13, 7), "COUNT_INVALID"),
+        (Update((), (("age", "71"),), 0, 7), "METRICS_UNDECLARED"),
+    ],
+    ids=["tensors", "rows trained", "another number"],
+)
+def test_a_site_that_only_evaluates_sends_no_tensor_and_no_other_number(
+    place: Place, update: Update, code: str
+) -> None:
+    *_, charlie = place.begin(roles={"charlie": "evaluate"})
+    receipt = charlie.answer(charlie.next_assignment(), update)
+    assert (receipt.decision, receipt.code) == ("refused", code)
+    assert list((place.state.blobs / "uploads").iterdir()) == []
+
+
 def test_spooled_updates_are_gone_when_the_rounds_model_is_durable(place: Place) -> None:
     run_to_the_end(place, [place.join(site) for site in SITES])
     assert list((place.state.blobs / "uploads").iterdir()) == []
@@ -125,7 +183,8 @@ def test_a_decline_is_an_answer_and_its_code_is_told(place: Place) -> None:
     assert place.status()["sites"]["alpha"] | {"rounds_contributed": []} == {
         "state": "declined", "code": "DECLINED_DATA_CHANGED", "ready": True, "rounds_contributed": [],
         "rounds_left_out": [], "rounds_capped": [], "rounds_late": [], "always_late": False, "expected": None,
-        "expects_to_be_late": False, "connected": True, "fit": None, "seconds": None, "slow": False, "absences": {},
+        "expects_to_be_late": False, "evaluates": False, "rounds_evaluated": [],
+        "connected": True, "fit": None, "seconds": None, "slow": False, "absences": {},
         "attempts_spent": False,
     }  # fmt: skip
     for site in (bravo, charlie):

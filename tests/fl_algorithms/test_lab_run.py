@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.engine.session import SiteSession
-from fl_algorithms.lab import cli_run, federation, run_folder, run_state
+from fl_algorithms.lab import cli_run, federation, models, run_folder, run_state
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.curves import AVERAGED, RECEIVED, SENT, TRAIN_LOSS, Curves, Point, Step
 from fl_algorithms.lab.federation import Outcome, RunState, run_federation
@@ -78,6 +79,35 @@ def test_a_run_keeps_its_curves_its_models_and_its_scores(folder: Path) -> None:
     with (out / SEED / "curves.csv").open(newline="") as file:
         names = {row["name"] for row in csv.DictReader(file)}
     assert {"val_loss", "accuracy", TRAIN_LOSS, SENT, RECEIVED, AVERAGED} <= names
+
+
+def test_a_model_of_a_run_goes_out_with_its_program(folder: Path) -> None:
+    out, place = folder / "out", folder / "model"
+    lab(folder, "--out", out, "--variant", "fedavg")
+    done = CliRunner().invoke(app, ["model", str(out), "--site", "ash", "--out", str(place)], catch_exceptions=False)
+    names = "model.safetensors card.json study.json preprocessing.json MODEL_CARD.md model.py predict.py"
+    assert done.stdout.split() == [str(place / name) for name in names.split()]
+    page = (place / "MODEL_CARD.md").read_text()
+    assert "no federation took part" in page
+    assert "simulated in one process: ash, birch" in page
+    runpy.run_path(str(place / "predict.py"))["main"](folder / "data" / "ash" / "train.csv", folder / "said.csv")
+    rows = (folder / "data" / "ash" / "train.csv").read_text().splitlines()
+    assert len((folder / "said.csv").read_text().splitlines()) == len(rows)
+
+    # The same of weights that were exported where there is no torch, with what the study itself says of its scale.
+    for name in ("model.py", "predict.py", "preprocessing.json"):
+        (place / name).unlink()
+    done = CliRunner().invoke(app, ["program", str(place)], catch_exceptions=False)
+    assert done.stdout.split() == [str(place / "model.py")]
+    (place / "card.json").unlink()
+    with pytest.raises(BadData, match=r" has no card\.json") as refused:
+        CliRunner().invoke(app, ["program", str(place)], catch_exceptions=False)
+    assert refused.value.hint == "the folder that `models export` made"
+
+
+def test_a_folder_without_a_run_has_no_model_to_give(folder: Path) -> None:
+    with pytest.raises(BadData, match="has neither run"):
+        models.export(folder / "data", "ash", "latest", None, folder / "model")
 
 
 def test_curves_are_what_the_rounds_gave() -> None:

@@ -51,6 +51,7 @@ class FakeTrainer:
         self.common = ""
         self.weights: dict[str, Any] | None = None
         self.metrics: dict[str, str] = {"val_loss": "0.5"}
+        self.train_rows = 80
         self.num_examples: Any = 80  # of the 100 rows that ``_check`` says, as a trainer tells them that is honest
         self.num_validation: Any = 20
         self.poison = ""
@@ -129,7 +130,8 @@ class FakeTrainer:
     def _check(self, request: dict[str, Any]) -> dict[str, Any]:
         self.before_check()
         return {
-            "digest": self.digest, "rows": 100, "train_rows": 80, "validation_rows": 20, "test_rows": None,
+            "digest": self.digest, "rows": 100, "train_rows": self.train_rows, "validation_rows": 100 - self.train_rows,
+            "test_rows": None,
             "gives": "columns", "classes": {}, "warnings": ["one class"], "common": self.common,
             "weights": self.weights, "status": {"data": self.seen, "weights": ""},
         }  # fmt: skip

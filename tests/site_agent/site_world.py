@@ -75,6 +75,17 @@ class SiteWorld:
     def wait_ended(self) -> None:
         wait_until(lambda: self.state.journal(STUDY).ended, "the end is noted", 20)
 
+    def evaluates(self) -> None:
+        """Joined, running, and approved for a study in which this site only evaluates."""
+        self.join()
+        assert self.trainer is not None
+        self.trainer.described, self.trainer.comes = (), SHARED
+        self.trainer.train_rows, self.trainer.num_examples, self.trainer.num_validation = 0, 0, 100
+        self.offer(sites=["oslo", "st-olav"], roles={"st-olav": "evaluate"})
+        self.start()
+        self.approve()
+        self.coordinator.wait_declared("READY")
+
     def another_model(self, seed: int) -> Path:
         """A model of the same tensors."""
         return write_tensors(self.folder / f"model-{seed}.safetensors", SHARED, seed)

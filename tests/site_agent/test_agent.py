@@ -108,6 +108,33 @@ def test_a_closing_validation_sends_numbers_and_no_tensor(world: SiteWorld) -> N
     assert world.lines("upload")[0]["payload_bytes"] == 0
 
 
+def test_a_site_that_only_evaluates_reports_numbers_of_each_round(world: SiteWorld) -> None:
+    world.evaluates()
+    shown = world.command("preview", study=STUDY, data="patients")
+    lines = {line["name"]: line["value"] for group in shown["groups"] for line in group["lines"]}
+    assert lines["study.roles.st-olav"] == "evaluate"
+    assert lines["this site"] == "evaluates: judges each round's model on all of its rows, and trains nothing"
+    assert lines["leaves in all"] == "no tensor, ever: this site reports the numbers below, and nothing else"
+    assert lines["rounds"] == "1 to 3 and the closing one, forward only: each tells numbers alone"
+    assert shown["leaves"] == []
+    assert len(shown["comes"]) == len(SHARED)
+    for round_ in (1, 2, 4):
+        world.coordinator.assign(STUDY, round_, kind="validate")
+        taken = world.coordinator.wait_receipts({1: 1, 2: 2, 4: 3}[round_])[-1]
+        assert not taken.opening.manifest.bundles
+        assert not taken.payload
+        assert (taken.opening.num_examples, taken.opening.num_validation) == (0, 100)
+    assert world.trainer is not None
+    assert len(world.trainer.commands("validate")) == 3
+    assert world.trainer.commands("train") == []
+    assert [line["round"] for line in world.lines("upload")] == [1, 2, 4]
+    world.trainer.wait_asked("commit", 3)
+    assert world.agent is not None
+    world.agent.stop()
+    world.agent = None
+    assert world.verdict().ok
+
+
 def test_a_finished_study_hands_the_best_model_to_the_trainer(world: SiteWorld) -> None:
     world.ready()
     world.coordinator.models[2] = write_tensors(world.folder / "best.safetensors", SHARED, 22)

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import runpy
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -155,14 +156,48 @@ def test_models_of_a_study_without_any_are_an_error(hospital: Hospital) -> None:
         give(hospital, "models", "list", NAME)
 
 
-def test_model_is_exported_with_card_and_preprocessing(hospital: Hospital, tmp_path: Path) -> None:
+def test_model_is_exported_with_all_that_predicting_needs(
+    hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained(hospital)
+    monkeypatch.setattr(handoff, "one_shot", lambda state, asked: hospital.requests.answer(asked, lambda step: None))
     out = tmp_path / "model"
     result = give(hospital, "models", "export", NAME, "--checkpoint", "latest", "--out", out)
-    assert result.stdout.split() == [
-        str(out / name) for name in ("model.safetensors", "card.json", "preprocessing.json")
-    ]
+    names = "model.safetensors card.json preprocessing.json study.json MODEL_CARD.md model.py predict.py"
+    assert result.stdout.split() == [str(out / name) for name in names.split()]
     assert "was computed from patients" in result.stderr
+    assert f"next: {out}/MODEL_CARD.md says what it is" in result.stderr.replace("\n", "")
+    page = (out / "MODEL_CARD.md").read_text()
+    assert "not known here before the study has ended" in page
+    assert "checkpoint: latest, of round 1 of 4" in page
+    assert "| accuracy | test |" in page
+
+    # The program says what `predict` says; tests/fl_algorithms/test_portable.py asks it where none of ours is.
+    ours, theirs = tmp_path / "ours.csv", tmp_path / "theirs.csv"
+    give(hospital, "predict", NAME, "--checkpoint", "latest", "--table", hospital.test, "--out", ours)
+    runpy.run_path(str(out / "predict.py"))["main"](hospital.test, theirs)
+    assert ours.read_text() == theirs.read_text()
+
+
+def test_export_says_why_it_has_no_program(hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(hospital)
+
+    def without(state: Path, request: object) -> None:
+        raise BadData("this network has no text", hint="build it yourself")
+
+    monkeypatch.setattr(handoff, "one_shot", without)
+    out = tmp_path / "model"
+    result = give(hospital, "models", "export", NAME, "--checkpoint", "latest", "--out", out)
+    assert "warning: without a program: this network has no text" in result.stderr
+    assert (out / "MODEL_CARD.md").exists()
+    said = give(hospital, "models", "export", NAME, "--checkpoint", "latest", "--out", out, "--force", "--json")
+    assert json.loads(said.stdout)["without_program"] == "this network has no text"
+
+
+def test_program_is_written_beside_its_own_weights_alone(hospital: Hospital, tmp_path: Path) -> None:
+    trained(hospital)
+    with pytest.raises(UsageProblem, match="holds no export of checkpoint `latest` of study `small`"):
+        hospital.ask("write_program", study=NAME, checkpoint="latest", out=str(tmp_path))
 
 
 def test_predictions_are_written_by_an_isolated_child(hospital: Hospital, tmp_path: Path) -> None:

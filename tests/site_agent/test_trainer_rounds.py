@@ -25,7 +25,15 @@ from site_agent.trainer.rounds import installing, training
 from site_agent.trainer.vault import models
 from tests.fl_algorithms.toys import table_source
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study, write_table
-from wardround.errors import BadData, CannotWrite, NeedsPerson, TryAgain, UsageProblem, WardroundError
+from wardround.errors import (
+    BadData,
+    CannotWrite,
+    NeedsPerson,
+    NotPermitted,
+    TryAgain,
+    UsageProblem,
+    WardroundError,
+)
 from wardround.records.study import Named
 from wardround.records.trainer import Checkpoint, Progress, request_from
 from wardround.tensors.files import TensorFile, file_header
@@ -52,6 +60,23 @@ def run(hospital: Hospital, first: int, last: int, *, restarts: bool = False) ->
 
 def listed(hospital: Hospital) -> dict[str, Checkpoint]:
     return {row.kind: row for row in models.listing(hospital.state, NAME).checkpoints}
+
+
+def test_at_a_site_that_only_evaluates_nothing_is_trained(tmp_path: Path) -> None:
+    hospital = Hospital.make(tmp_path, "fedavg")
+    hospital.study = small_study("fedavg", roles={"north": "evaluate"})
+    with pytest.raises(NotPermitted, match="in study `small` this site only evaluates: nothing is trained") as refused:
+        hospital.train(1)
+    assert refused.value.code == "DECLINED_BEYOND_CONSENT"
+    said = hospital.ask("check", study=hospital.document, site="north", data="patients")
+    assert (said["rows"], said["train_rows"], said["validation_rows"]) == (60, 0, 60)
+    described = hospital.ask("describe", study=hospital.document, site="north", data="patients")
+    assert described["upload"] == []
+    assert len(described["download"]) == 4
+    found = [hospital.answer(hospital.round(number, "validate")) for number in (1, 2)]
+    assert [(row["num_examples"], row["num_validation"]) for row in found] == [(0, 60), (0, 60)]
+    assert found[0]["metrics"] != found[1]["metrics"]
+    assert not list((hospital.state / "staging").glob("update*"))
 
 
 def test_description_says_which_tensors_leave_and_why_the_others_stay(hospital: Hospital) -> None:

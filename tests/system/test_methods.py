@@ -24,6 +24,7 @@ from site_agent import audit
 from site_agent.state.directory import SiteState
 from tools.world import World, in_parallel
 from wardround.local import control
+from wardround.records.ledger.entries import UploadEntry
 from wardround.records.study import StudyFile
 from wardround.signing.certificates import Name
 
@@ -74,9 +75,14 @@ ROBUST: dict[str, dict[str, Any]] = {
     "fedadam": {"aggregation": {"rule": "trimmed_mean"}},
     "fenda": {"model": FENDA, "aggregation": {"rule": "geometric_median"}},
 }
+# A site that only evaluates, with a server that counts sites, and with one that does not.
+EVALUATED: dict[str, dict[str, Any]] = {
+    "fedavg": {"model": NORMED, "study": {"roles": {"cedar": "evaluate"}}},
+    "scaffold": {"study": {"roles": {"cedar": "evaluate"}}},
+}
 FOR_MASKS = {name for name, row in registry.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
 DISTILLING = sorted(name for name, row in registry.METHODS.items() if row.public_data == rows.COORDINATOR)
-AGAIN = [*((name, UNLIKE) for name in DISTILLING), *ROBUST.items()]
+AGAIN = [*((name, UNLIKE) for name in DISTILLING), *ROBUST.items(), *EVALUATED.items()]
 METHODS = sorted(name for name, row in registry.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
@@ -94,7 +100,7 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Reso
     if registry.METHODS[method].public_data:
         features = [{"name": name, "mean": mean, "std": std} for name, mean, std in zip(FEATURES, *SCALE, strict=True)]
     tables: dict[str, Any] = {
-        "study": {"name": name, "sites": list(SITES), "rounds": 2, "threads": 1},
+        "study": {"name": name, "sites": list(SITES), "rounds": 2, "threads": 1, **told.get("study", {})},
         "task": {"name": "tabular", "label": LABEL, "classes": ["no", "yes"], "features": features},
         "model": told.get("model", MLP),
         "algorithm": {"name": method, **told.get("algorithm", {})},
@@ -207,6 +213,7 @@ def test_a_federation_reaches_the_same_bits_as_the_lab(
     for site in SITES:
         consent = federation.site(site).consent(study.study.name)
         assert consent is not None
+        assert consent.evaluates == (site in study.study.evaluators)
         alone = told is UNLIKE and site not in UNLIKE["assigned"]
         assert consent.exposure == ("coordinator" if alone else registry.METHODS[method].exposure)
 
@@ -217,3 +224,10 @@ def test_every_ledger_of_that_federation_verifies(federation: Federation) -> Non
         verdict = audit.verify(federation.site(site).ledger)[0]
         assert (verdict.consistent, verdict.reason) == (True, ""), verdict
         assert verdict.unresolved == 0
+    uploads = [line.entry for line in audit.lines(federation.site("cedar").ledger) if line.type == "upload"]
+    names = {study_of(method, told).study.name for method, told in EVALUATED.items()}
+    evaluated = [entry for entry in uploads if isinstance(entry, UploadEntry) and entry.study in names]
+    if evaluated:  # where their tests ran
+        assert {(entry.kind, entry.tensors, entry.num_examples) for entry in evaluated} == {("validate", (), 0)}
+        assert {entry.num_validation for entry in evaluated} == {50}  # all of its rows
+        assert {entry.round for entry in evaluated} == {1, 2, 3}

@@ -21,6 +21,8 @@ ARGUMENTS = {
     "site-agent data check": ["d", "--study", "s"],
     "site-agent data public-data": ["d", "TABLE"],
     "site-agent join": ["--invitation", "INVITATION"],
+    "coordinator models export": ["s", "--out", "OUT"],
+    "site-agent audit pack": ["s", "--out", "OUT"],
     "site-agent models export": ["s", "--checkpoint", "latest", "--out", "OUT"],
     "site-agent models list": ["s"],
     "site-agent page user add": ["dana", "--password-file", "TABLE"],

@@ -96,6 +96,16 @@ def test_sites_are_sorted_and_defaults_are_filled(written: Path) -> None:
         ),
         pytest.param("study.quorum=3", "[study]: quorum is 3, but the study has 2 sites", id="quorum"),
         pytest.param(
+            'study.roles={zagreb = "evaluate"}',
+            "[study]: `roles` names site 'zagreb', which the study does not have",
+            id="role of a stranger",
+        ),
+        pytest.param(
+            'study.roles={basel = "watch"}',
+            "`basel` in [study.roles]: input should be 'train' or 'evaluate', found 'watch'",
+            id="no such role",
+        ),
+        pytest.param(
             "study.rounds=0",
             "`rounds` in [study]: input should be greater than or equal to 1, found 0",
             id="rounds",

@@ -26,7 +26,7 @@ def feddyn(settings: FedDynSettings, study: ResolvedStudy, upload: Specs) -> Ser
 
     def aggregate(round_: Round) -> None:
         def h(spec: TensorSpec, start: int, count: int) -> F64:
-            answered = len(round_.updates) / len(study.study.sites)
+            answered = len(round_.updates) / len(study.study.trainers)
             delta = round_.uniform_delta(spec.key, start, count)
             return round_.kept.block(state(spec).key, start, count) - settings.alpha * answered * delta
 

@@ -24,7 +24,7 @@ def scaffold(settings: ScaffoldSettings, study: ResolvedStudy, upload: Specs) ->
         def new(spec: TensorSpec, start: int, count: int) -> F64:
             rate = settings.server_learning_rate if spec.name in controlled else 1.0
             if spec.bundle == CONTROL:
-                rate = len(round_.updates) / len(study.study.sites)
+                rate = len(round_.updates) / len(study.study.trainers)
             mean = round_.uniform_delta(spec.key, start, count)
             return round_.kept.block(spec.key, start, count) + rate * mean
 

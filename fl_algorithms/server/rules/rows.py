@@ -104,7 +104,7 @@ def aggregation_of(study: StudyFile, row: MethodRow, source: str) -> Aggregation
             hint=f"leave [aggregation] out, or use one of {fitting}",
         )
     if section.needed < asked.fewest:
-        sites = len(section.sites)
+        sites = len(section.trainers)
         found = f"the study has {sites} sites"
         if section.needed < sites:
             found = f"the study's rounds close with {section.needed} of its {sites} sites"

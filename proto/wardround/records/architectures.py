@@ -26,8 +26,13 @@ def own_tensors(study: StudyFile, site: str, specs: Sequence[TensorSpec]) -> dic
     return {spec.key: replace(spec, bundle=MODEL) for spec in specs if spec.bundle == own}
 
 
+def uploaded(study: StudyFile, site: str, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """What every update of ``site`` holds: its own tensors; nothing where it only evaluates."""
+    return () if site in study.study.evaluators else tuple(own_tensors(study, site, specs).values())
+
+
 def own_manifest(study: StudyFile, site: str, initial: Manifest) -> Manifest:
-    """The manifest of what ``site`` downloads first, made of an initial model's manifest."""
-    own = own_tensors(study, site, initial.specs)
+    """The manifest of what ``site`` shares, with the initial model's values; empty where it only evaluates."""
+    own = {} if site in study.study.evaluators else own_tensors(study, site, initial.specs)
     entries = [entry for entry in initial.entries if entry.spec.key in own]
     return Manifest(tuple(replace(entry, spec=own[entry.spec.key]) for entry in entries))

@@ -24,95 +24,27 @@ resolved study, with its initial model, is what a hospital approves.
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from wardround.errors import BadData, UsageProblem
 from wardround.records.aggregation import AggregationSection
+from wardround.records.participation import SITE_NAME as SITE_NAME
+from wardround.records.participation import STUDY_NAME as STUDY_NAME
+from wardround.records.participation import StudySection as StudySection
 from wardround.records.plugins import MOST, PluginSection, plugin_names
 from wardround.records.schema import Strict, check, read_toml
 from wardround.records.secure_aggregation import SecureAggregationSection as SecureAggregationSection
 from wardround.records.settings import apply, read_settings
 from wardround.records.training import TrainingSection as TrainingSection
 from wardround.signing import canonical
-from wardround.terminal import is_plain, refuse_control_characters
+from wardround.terminal import refuse_control_characters
 
-SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
-STUDY_NAME = SITE_NAME
 DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,12})?(e[+-][0-9]{1,3})?")
 METRIC_NAME = re.compile(r"[a-z0-9_]{1,40}")
 NETWORK_LABEL = re.compile(r"[a-z0-9-]{1,40}")
 DEFAULT_NETWORK = "default"  # the label of [model]
-
-
-class StudySection(Strict):
-    """Who takes part, how many rounds, and until when each waits.
-
-    Attributes:
-        name: of the study, in commands and in every ledger: 1 to 64 of a-z, 0-9 and -.
-        title: one line for people.
-        sites: the sites' names, as they were invited.
-        rounds: after which the study has finished.
-        quorum: how many accepted updates close a round at its deadline; without it, every site's.
-        round_deadline_s: seconds that a round waits for its sites.
-        deadlines: fixed; or measured, where a round waits no longer than four times its slowest site's last three
-            rounds, at least a minute and at most round_deadline_s.
-        late_updates: of an update that is on its way at the deadline: refuse it; or finish it, for at most as long
-            again as round_deadline_s.
-        start_deadline_s: seconds that the study waits, once started, for enough sites to be ready.
-        seed: of everything that is drawn: initial weights, validation rows, the order of batches.
-        threads: of each training process; another number may change the last bits.
-        max_update_norm: the largest L2 norm over all of an update's tensors; without it, [limits] learns one.
-    """
-
-    name: str
-    title: str = Field(default="", max_length=200)
-    sites: tuple[str, ...] = Field(min_length=1, max_length=256)
-    rounds: int = Field(ge=1, le=100_000)
-    quorum: int | None = Field(default=None, ge=1)
-    round_deadline_s: int = Field(default=3600, ge=1, le=30 * 86400)
-    deadlines: Literal["fixed", "measured"] = "fixed"
-    late_updates: Literal["refuse", "finish"] = "refuse"
-    start_deadline_s: int = Field(default=7 * 86400, ge=1, le=365 * 86400)
-    seed: int = Field(default=1, ge=0, le=2**53 - 1)
-    threads: int = Field(default=1, ge=1, le=256)
-    max_update_norm: float | None = Field(default=None, gt=0)
-
-    @field_validator("name")
-    @classmethod
-    def _name(cls, name: str) -> str:
-        if not STUDY_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)")
-        return name
-
-    @field_validator("title")
-    @classmethod
-    def _title(cls, title: str) -> str:
-        if not is_plain(title):
-            raise ValueError("the title is one line without control characters")
-        return title
-
-    @field_validator("sites")
-    @classmethod
-    def _sites(cls, sites: tuple[str, ...]) -> tuple[str, ...]:
-        for site in sites:
-            if not SITE_NAME.fullmatch(site):
-                raise ValueError(f"site {site!r} is not a name of 1 to 64 of a-z, 0-9 and - (not at either end)")
-        if len(set(sites)) != len(sites):
-            raise ValueError(f"site {next(s for s in sites if sites.count(s) > 1)!r} stands twice")
-        return tuple(sorted(sites))
-
-    @model_validator(mode="after")
-    def _quorum(self) -> Self:
-        if self.quorum is not None and self.quorum > len(self.sites):
-            raise ValueError(f"quorum is {self.quorum}, but the study has {len(self.sites)} sites")
-        return self
-
-    @property
-    def needed(self) -> int:
-        """How many accepted updates close a round at its deadline."""
-        return self.quorum if self.quorum is not None else len(self.sites)
 
 
 class Named(BaseModel):
@@ -292,6 +224,8 @@ class StudyFile(Strict):
         for plugin in document.get("plugins", {}).values():
             if plugin["method"] is None:
                 del plugin["method"]
+        if not self.study.roles:
+            del document["study"]["roles"]
         for table in ("public_data", "secure_aggregation"):
             if document[table] is None:
                 del document[table]
@@ -317,7 +251,7 @@ class StudyFile(Strict):
         else:
             norm = "nothing limits an update's norm" if rule.is_mean else "no update is left out for its norm"
         rows = f"a site reports at most {limits.max_examples} rows, and {limits.count_growth:g} times its first report"
-        said = () if rule.is_mean else (rule.sentence(len(self.study.sites), self.study.needed),)
+        said = () if rule.is_mean else (rule.sentence(len(self.study.trainers), self.study.needed),)
         return (*said, weight, norm, rows)
 
     def digest(self, initial_model: str) -> str:

@@ -44,6 +44,7 @@ UNDER = {  # where a setting stands, by the longest of these that its name begin
 PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 PLAIN_TEXT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:/+ -]*[A-Za-z0-9_])?|-?[0-9.]+(?:e[+-]?[0-9]+)?")
 WORDS = ("none", "true", "false")  # what stands for no text
+EVALUATES = "evaluates: judges each round's model on all of its rows, and trains nothing"
 SHORT = 16  # hex digits of a digest that a person or script gives back: 64 bits
 SHORTEST, LONGEST = -323, 308  # decimal exponents of a double
 COUNT_BITS = {"exact": 53, "bucketed": 6, "uniform": 0}
@@ -146,6 +147,8 @@ def account(
     for name, value in settings(offer.document).items():
         lines[_heading(name)].append((name, value))
     lines[COMPUTED].append(("this site", trains(described).removeprefix("This site ")))
+    if not offer.upload:
+        lines[COMPUTED][-1] = ("this site", EVALUATES)
     lines[LEAVES] += [*_tensors("leaves", offer.upload), *_sums(offer), *_numbers(offer)]
     lines[OWN].append(("own model", exposed(described.exposure, described.personalized)))
     lines[STAYS] += _stays(offer, described)
@@ -244,6 +247,8 @@ def _form(tensor: TensorSpec | PrivateTensor) -> str:
 
 
 def _sums(offer: Offer) -> list[tuple[str, str]]:
+    if not offer.upload:
+        return [("leaves in all", "no tensor, ever: this site reports the numbers below, and nothing else")]
     an_attempt = sum(spec.bytes for spec in offer.upload)
     in_all = f"{size(an_attempt * offer.rounds)} in all with one attempt at each"
     sums = f"{len(offer.upload)} tensors, {size(an_attempt)} each attempt, {offer.rounds} rounds: {in_all}"
@@ -281,7 +286,9 @@ def _stays(offer: Offer, described: Described) -> list[tuple[str, str]]:
 def _limits(offer: Offer, attempts: int) -> list[tuple[str, str]]:
     return [
         ("revision", f"{offer.revision} alone"),
-        ("rounds", f"1 to {offer.rounds}, forward only, and one closing round that tells numbers alone"),
+        ("rounds", f"1 to {offer.rounds}, forward only, and one closing round that tells numbers alone")
+        if offer.upload
+        else ("rounds", f"1 to {offer.rounds} and the closing one, forward only: each tells numbers alone"),
         ("attempts", f"at most {attempts} at each round, all from one model"),
     ]
 

@@ -170,8 +170,8 @@ def require(consent: Consent | None, study: str, digest: str) -> Consent:
 
 def refuse_beyond(consent: Consent, assignment: Assignment, last: tuple[int, int], base: str) -> None:
     """Refuse an assignment that lies outside what was approved: another revision, a round that the study has not or
-    that is over, one attempt too many, numbers of a round that is not the closing one, another model in a round that
-    was begun.
+    that is over, one attempt too many, numbers of a round that is not the closing one, training where a site only
+    evaluates, another model in a round that was begun.
 
     Args:
         last: round and attempt that this site last began or sent of this revision; (0, 0) before the first.
@@ -184,7 +184,11 @@ def refuse_beyond(consent: Consent, assignment: Assignment, last: tuple[int, int
     asked, attempt, (before, tried) = assignment.round, assignment.attempt, last
     if assignment.revision != consent.revision:
         what = f"revision {assignment.revision}: revision {consent.revision} was approved"
-    elif assignment.kind == VALIDATE and asked != closing:
+    elif consent.evaluates and assignment.kind != VALIDATE:
+        what = f"training in round {asked}: this site was approved to evaluate alone"
+    elif consent.evaluates and not 1 <= asked <= closing:
+        what = f"numbers of round {asked}: rounds 1 to {closing} were approved"
+    elif assignment.kind == VALIDATE and asked != closing and not consent.evaluates:
         what = f"numbers of round {asked}: without an update only round {closing}, the closing one, may ask for them"
     elif assignment.kind != VALIDATE and not 1 <= asked <= consent.rounds:
         what = f"round {asked}: rounds 1 to {consent.rounds} were approved"

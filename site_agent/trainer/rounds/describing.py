@@ -51,9 +51,10 @@ def checked(state: Path, studies: Studies, request: Check) -> Checked:
     warnings = list(data.warnings)
     if data.digest != source.digest:
         warnings.append(f"the files of `{name}` have changed since `data add`; approving pins them as they are now")
-    parts = (data.train, data.validation)
+    parts = (data.validation,) if study.evaluates else (data.train, data.validation)
     return Checked.model_validate({
-        "digest": data.digest, "rows": sum(map(samples, parts)), "train_rows": samples(data.train),
+        "digest": data.digest, "rows": sum(map(samples, parts)),
+        "train_rows": 0 if study.evaluates else samples(data.train),
         "validation_rows": samples(data.validation), "test_rows": None if data.test is None else samples(data.test),
         "gives": study.file.task.row.gives,
         "classes": _counts(study.task, parts),

@@ -32,6 +32,11 @@ class Installed:
         return self.file.study.name
 
     @property
+    def evaluates(self) -> bool:
+        """Whether nothing is trained at this site: it judges each round's model on all of its rows."""
+        return self.site in self.file.study.evaluators
+
+    @property
     def needs_public_data(self) -> bool:
         """Whether its method needs the public data set at each site."""
         return self.file.method.row.public_data == SITES

@@ -6,6 +6,7 @@ from pathlib import Path
 from fl_algorithms.engine.weights import OwnWeights, own_weights
 from fl_algorithms.tasks.base import SiteData
 from fl_algorithms.tasks.public_data import read_public_data
+from fl_algorithms.tasks.selection import to_evaluate
 from site_agent.trainer.data.sources import DATA_INVALID, DataSource, public_data_of
 from site_agent.trainer.rounds.installing import Installed
 from wardround.errors import BadData
@@ -24,6 +25,7 @@ def load(study: Installed, name: str, source: DataSource) -> SiteData:
             source.source, site=study.site, seed=study.file.study.seed,
             validation_fraction=study.file.checkpoints.validation_fraction,
         )  # fmt: skip
+        data = to_evaluate(data) if study.evaluates else data
         return data if path is None else replace(data, public_data=read_public_data(study.file, study.task, path))
     except BadData as error:
         error.code = DATA_INVALID

@@ -21,10 +21,9 @@ from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.engine.selection import SELECTED, Kept, selected
 from fl_algorithms.engine.session import Checkpoint, RoundResult
 from fl_algorithms.engine.training import Progress
-from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData
 from site_agent.handoff import staged
-from site_agent.trainer.rounds import describing, examining, predictions
+from site_agent.trainer.rounds import describing, examining, predictions, programs
 from site_agent.trainer.rounds.installing import Installed, Studies
 from site_agent.trainer.rounds.sessions import RoundContext, Sessions, encoded
 from site_agent.trainer.rounds.tensorfiles import (
@@ -40,7 +39,7 @@ from site_agent.trainer.vault.cards import Card
 from site_agent.trainer.vault.index import Origin, Pending
 from site_agent.trainer.vault.states import Vault
 from wardround import __version__
-from wardround.errors import BadData, CannotWrite
+from wardround.errors import BadData, CannotWrite, NotPermitted
 from wardround.records import trainer as records
 from wardround.tensors.files import TensorFile
 
@@ -87,14 +86,24 @@ class Rounds:
         """As ``predictions.predict``."""
         return predictions.predict(self._state, request, tell)
 
+    def write_program(self, request: records.WriteProgram) -> records.Exported:
+        """As ``programs.write_program``."""
+        return programs.write_program(self._state, request)
+
     def train(self, request: records.Train, progress: Progress) -> records.Trained:
         """One training round. Asked again before it is decided, it gives the same update, trained anew only if need be.
 
         Raises:
+            NotPermitted: this site only evaluates.
             BadData: DECLINED_DATA_CHANGED, DECLINED_DATA_INVALID or DECLINED_MODEL_MISMATCH.
             CannotWrite: there is no room for the update; DECLINED_RESOURCES.
             NeedsPerson: the private state is damaged; DECLINED_TRAINING_FAILED.
         """
+        if self._approved_study(request).evaluates:
+            raise NotPermitted(
+                f"in study `{self._approved_study(request).name}` this site only evaluates: nothing is trained here",
+                code="DECLINED_BEYOND_CONSENT",
+            )
         answer = self._round(request, progress)
         assert isinstance(answer, records.Trained)  # a pending round's answer is of its own command
         return answer
@@ -158,7 +167,7 @@ class Rounds:
         session = self._sessions.resume(context, data)
         if progress is None:
             result, update_digest = session.validate(number, base), ""
-            answer = _reported(study.file, result)
+            answer = _reported(study, result)
         else:
             uploaded = study.partition.upload
             self._require_room(sum(spec.bytes for spec in uploaded))
@@ -166,7 +175,7 @@ class Rounds:
             update = f"update-{study.name}-{vault.revision}-{number}.safetensors"
             update_digest = write_update(staged(self._state, update), result.uplink, uploaded)
             result.uplink.clear()  # it is as large as the model, and lies in its file now
-            answer = records.Trained(update=update, **dict(_reported(study.file, result)))
+            answer = records.Trained(update=update, **dict(_reported(study, result)))
 
         # 6. What is kept here.
         self._keep_all(context, result.checkpoints, data)
@@ -233,11 +242,11 @@ class Rounds:
                 )
 
 
-def _reported(study: ResolvedStudy, result: RoundResult) -> records.Validated:
-    """The numbers of a round, in the form that the study says."""
-    form = study.reported
+def _reported(study: Installed, result: RoundResult) -> records.Validated:
+    """The numbers of a round, in the form that the study says. A site that evaluates has trained on no row."""
+    form, trained = study.file.reported, 0 if study.evaluates else result.num_examples
     return records.Validated(
-        num_examples=form.count(result.num_examples), num_validation=form.count(result.num_validation),
+        num_examples=form.count(trained), num_validation=form.count(result.num_validation),
         metrics={name: form.metric(name, result.metrics.get(name)) for name in form.metrics},
     )  # fmt: skip
 

@@ -2,12 +2,16 @@
 
 from pathlib import Path
 
+from fl_algorithms.portable import card as cards
+from fl_algorithms.portable.card import PAGE_FILE, STUDY_FILE
 from site_agent.trainer.data.sources import protected
-from site_agent.trainer.vault.cards import CARD_FILE, MODEL_FILE, PREPROCESSING_FILE, CheckpointFile, read
+from site_agent.trainer.vault.cards import CARD_FILE, MODEL_FILE, PREPROCESSING_FILE, Card, CheckpointFile, read
 from site_agent.trainer.vault.states import Vault, study_folder
 from wardround.errors import UsageProblem
 from wardround.local import durable, outputs
+from wardround.records.study import StudyFile
 from wardround.records.trainer import CHECKPOINT_KINDS, Checkpoints, Exported
+from wardround.signing import canonical
 
 
 def newest(state: Path, study: str) -> Vault:
@@ -50,7 +54,8 @@ def listing(state: Path, study: str) -> Checkpoints:
 
 
 def export(state: Path, study: str, kind: str, out: Path, *, force: bool = False) -> Exported:
-    """Copy a checkpoint's model, card and preprocessing into the folder ``out``, new or empty unless ``force``.
+    """Copy a checkpoint's model, card, study and preprocessing into the folder ``out``, new or empty unless ``force``,
+    and the card as a page for people.
 
     Raises:
         UsageProblem: there is no such checkpoint.
@@ -58,11 +63,46 @@ def export(state: Path, study: str, kind: str, out: Path, *, force: bool = False
         CannotWrite: ``out`` does not take it. NotPermitted: it is, or lies in, what is never written over.
     """
     outputs.folder(out, force=force, keep=protected(state))
-    _, kept = checkpoint(state, study, kind)
+    vault, kept = checkpoint(state, study, kind)
     kept.verify_model()
+    document = vault.document()
+    files = {name: read(kept.folder / name) for name in (MODEL_FILE, CARD_FILE, PREPROCESSING_FILE)}
+    files[STUDY_FILE] = canonical.dumps(document)
+    files[PAGE_FILE] = page(kept.card, StudyFile.from_document(document)).encode()
     durable.make_folder(out)
-    files = []
-    for name in (MODEL_FILE, CARD_FILE, PREPROCESSING_FILE):
-        outputs.write(out / name, read(kept.folder / name), force=force, keep=protected(state))
-        files.append(str(out / name))
-    return Exported(files=files)
+    for name, data in files.items():
+        outputs.write(out / name, data, force=force, keep=protected(state))
+    return Exported(files=[str(out / name) for name in files])
+
+
+def page(card: Card, study: StudyFile) -> str:
+    """The card of a site's checkpoint, for people."""
+    network = f", network {card.network}" if card.network else ""
+    facts = {
+        "study": f"{card.study}, revision {card.revision}" + (f", {study.study.title}" if study.study.title else ""),
+        "study's digest": card.study_digest,
+        "method": study.algorithm.name,
+        "architecture": study.model.name + network,
+        "kept at site": card.site,
+        "checkpoint": f"{card.kind}, of round {card.round} of {study.study.rounds}",
+        "why this one": card.why,
+        "model's digest": card.model_digest,
+        "digest of the site's data": card.data_digest,
+        "made": f"{card.created}, by wardround {card.wardround} with torch {card.torch}",
+        "computed on": f"{card.device}, {card.threads} threads, {card.instruction_set}",
+    }
+    scores = [{"metric": name, "on": card.split, "value": value} for name, value in sorted(card.scores.items())]
+    scores.append({"metric": "val_loss", "on": "validation", "value": card.val_loss})
+    alone = card.kind == "alone"
+    participation = cards.took_part(card.round, card.contributors, card.capped, card.left_out, study.study.evaluators)
+    return cards.page(
+        f"{study.study.title or card.study}: a model of site {card.site}",
+        facts,
+        scores,
+        [f"{card.site}: trained beside the federation, on its own rows alone"] if alone else participation,
+        limits=(
+            f"Scores are of rows of {card.site} alone, of its {card.split} part.",
+            "Validation rows chose the round of this model, so its loss on them is a little too low.",
+            *study.bounds(),
+        ),
+    )

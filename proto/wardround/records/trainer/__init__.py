@@ -71,6 +71,7 @@ from wardround.records.trainer.requests import (
     Summarize,
     Train,
     Validate,
+    WriteProgram,
     request_from,
 )
 
@@ -135,6 +136,7 @@ __all__ = [
     "Validate",
     "Validated",
     "Weights",
+    "WriteProgram",
     "broken",
     "error_from",
     "marked",

@@ -12,7 +12,7 @@ train             Trained       one round; ``Progress`` while it lasts
 validate          Validated     the closing round: numbers alone
 commit, discard   Done          what became of a round's update
 finish            Done          the study has ended
-list_checkpoints  Checkpoints   export    Exported      predict   Predicted
+list_checkpoints  Checkpoints   export    Exported      predict   Predicted      write_program  Exported
 device            Device        status    Status        abort     Done
 """
 
@@ -273,6 +273,19 @@ class Export(Request[Exported]):
     force: bool = False
 
 
+class WriteProgram(Request[Exported]):
+    """Writes a checkpoint's network as text into the folder ``out``, where ``Export`` has written its weights. Needs
+    torch. ``onnx``: and as ONNX.
+    """
+
+    command: Literal["write_program"] = "write_program"
+    study: Name
+    checkpoint: Name
+    out: Path
+    onnx: bool = False
+    force: bool = False
+
+
 class Predict(Request[Predicted]):
     """Applies a checkpoint to the one of ``table``, ``images``, ``arrays`` and ``files`` that is given.
 
@@ -315,7 +328,7 @@ class Abort(Request[Done]):
 
 AnyRequest = (
     Describe | Inspect | Check | Examine | Summarize | DraftMapping | StatFiles | HashFiles | Train | Validate | Commit
-    | Discard | Finish | ListCheckpoints | Export | Predict | GetDevice | GetStatus | Abort
+    | Discard | Finish | ListCheckpoints | Export | WriteProgram | Predict | GetDevice | GetStatus | Abort
 )  # fmt: skip
 _UNION: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="command")])
 COMMANDS: dict[str, type[AnyRequest]] = {
