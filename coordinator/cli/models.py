@@ -11,7 +11,7 @@ from coordinator.answers import StudyReport
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.initial import LAB, has_torch, line_after
 from coordinator.cli.options import Force, Json, State
-from coordinator.models.export import Which, export
+from coordinator.models import Which
 from coordinator.requests import ShowReport
 from wardround.cli import group, print_json, say
 from wardround.local import outputs
@@ -37,6 +37,7 @@ def export_model(
 
     Without torch here, the program is written elsewhere: `fl-lab program DIR`.
     """
+    from coordinator.models.export import export
     from coordinator.state_directory import State as Place
     from coordinator.storage.blobs import Blobs
 

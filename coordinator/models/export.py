@@ -8,9 +8,9 @@ import datetime
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Literal
 
 from coordinator.answers import AcceptedUpdate, AttemptReport, StudyReport
+from coordinator.models import Which
 from coordinator.storage.blobs import Blobs
 from fl_algorithms.portable import card as cards
 from fl_algorithms.portable.card import CARD_FILE, MODEL_FILE, PAGE_FILE, STUDY_FILE
@@ -25,7 +25,6 @@ from wardround.signing import canonical
 from wardround.tensors.files import TensorFile, ViewFile, file_header
 from wardround.tensors.manifests import MODEL, TensorSpec, view
 
-Which = Literal["best", "latest"]
 NOT_HERE = (
     "The digests of the sites' data are not known at the coordinator: each site's ledger and model card name its own.",
     "Scores are what the sites reported of this model on their own validation rows, as the study lets them leave.",

@@ -968,7 +968,7 @@ def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
 
     said = Predictions((text, f"probability_{text}"), [(text, 0.9), ("-1", 0.2)])
     task, out = SimpleNamespace(predictions=lambda logits, fit: said), tmp_path / "predictions.csv"
-    restored = SimpleNamespace(logits=lambda x: x)
+    restored = SimpleNamespace(logits=lambda x, counted: x)
     predictions.write(cast(Any, restored), cast(Any, task), torch.zeros(2, 1), [text, 2], out, {})
     head, *rows = csv.reader(io.StringIO(out.read_text(), newline=""))
     assert [row[:2] for row in rows] == [[shown] * 2, ["2", "-1"]]  # a number runs nothing

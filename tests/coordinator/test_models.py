@@ -8,7 +8,8 @@ import pytest
 
 from coordinator.answers import StudyReport
 from coordinator.cli import models as command
-from coordinator.models.export import Which, export
+from coordinator.models import Which
+from coordinator.models.export import export
 from fl_algorithms.resolving import resolve
 from tests.coordinator.conftest import Place, study_document
 from wardround.errors import NotPermitted, UsageProblem
