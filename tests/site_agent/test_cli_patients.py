@@ -160,7 +160,9 @@ def test_model_is_exported_with_all_that_predicting_needs(
     hospital: Hospital, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trained(hospital)
-    monkeypatch.setattr(handoff, "one_shot", lambda state, asked: hospital.requests.answer(asked, lambda step: None))
+    monkeypatch.setattr(
+        handoff, "one_shot", lambda state, asked, tell=lambda step: None: hospital.requests.answer(asked, tell)
+    )
     out = tmp_path / "model"
     result = give(hospital, "models", "export", NAME, "--checkpoint", "latest", "--out", out)
     names = "model.safetensors card.json preprocessing.json study.json MODEL_CARD.md model.py predict.py"
