@@ -26,6 +26,7 @@ PRELOADED = (
     "site_agent.gateway.setup", "site_agent.gateway.enrolment", "site_agent.audit.verify", "site_agent.audit.report",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[1]
+PYTHONPATH = os.environ.get("PYTHONPATH")  # before any test
 
 
 def run(
@@ -42,7 +43,13 @@ def run(
         subprocess.TimeoutExpired: it did not end in time.
     """
     words = [program, *map(str, line)]
-    request = json.dumps({"line": words, "env": dict(os.environ if env is None else env), "cwd": str(Path.cwd())})
+    environment = dict(os.environ if env is None else env)
+    if environment.get("PYTHONPATH") != PYTHONPATH:  # other modules than those that were imported
+        return subprocess.run(
+            [sys.executable, "-m", MAINS[program], *words[1:]], input=stdin, capture_output=True, text=True,
+            timeout=timeout, env=environment, check=False,
+        )  # fmt: skip
+    request = json.dumps({"line": words, "env": environment, "cwd": str(Path.cwd())})
     with (
         tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking,

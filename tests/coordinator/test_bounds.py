@@ -147,7 +147,7 @@ def test_authority_and_leaves_never_have_names_that_differ_in_case_alone(place: 
 def test_when_the_lab_cannot_make_the_initial_model_its_words_are_passed_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
 ) -> None:
-    monkeypatch.setattr(initial, "MAKE_INITIAL", script)
+    monkeypatch.setattr(initial, "LAB", script)
     with pytest.raises(BadData) as failed:
         initial.make_initial(tmp_path / "study.toml", tmp_path, None)
     assert failed.value.message == f"`fl-lab init study.toml` failed: {said}"
@@ -156,7 +156,7 @@ def test_when_the_lab_cannot_make_the_initial_model_its_words_are_passed_on(
 def test_a_lab_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(initial, "INITIAL_S", 0.2)
     monkeypatch.setattr(
-        initial, "MAKE_INITIAL", "import sys; sys.stdin.readline(); import threading; threading.Event().wait(20)"
+        initial, "LAB", "import sys; sys.stdin.readline(); import threading; threading.Event().wait(20)"
     )
     with pytest.raises(BadData, match=r"`fl-lab init study.toml` did not end in 0.2 s"):
         initial.make_initial(tmp_path / "study.toml", tmp_path, None)

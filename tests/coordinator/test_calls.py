@@ -142,7 +142,7 @@ def test_the_bounds_of_serve_are_those_that_it_has_without_a_word() -> None:
 
 def test_serve_keeps_the_bounds_that_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[calls.Bounds] = []
-    monkeypatch.setattr(server, "serve", lambda state, listen, bounds: given.append(bounds))
+    monkeypatch.setattr(server, "serve", lambda state, listen, bounds, **more: given.append(bounds))
     options = {"--first-message-s": 7, "--rate-bytes": 2048, "--rate-s": 60, "--burst": 100, "--calls-a-second": 9}
     words = [str(word) for option in options.items() for word in option]
     done = CliRunner().invoke(main.app, ["serve", "--state", str(tmp_path), *words])

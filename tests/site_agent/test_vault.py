@@ -21,6 +21,7 @@ from site_agent.trainer.vault.cards import Card
 from site_agent.trainer.vault.index import Index, Origin
 from site_agent.trainer.vault.states import StoredState, Vault
 from tests.drawn_records import of
+from tests.site_agent.trainer_world import small_study
 from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
 from wardround.local import durable
 from wardround.records.trainer import Trained
@@ -296,11 +297,15 @@ def test_preprocessing_of_another_model_is_refused(vault: Vault) -> None:
         found.preprocessing()
 
 
-def test_export_copies_the_three_files(vault: Vault, tmp_path: Path) -> None:
+def test_export_copies_model_card_preprocessing_and_study_and_writes_a_page(tmp_path: Path) -> None:
+    vault, study = Vault(tmp_path, "small", 1), small_study().document()
+    vault.open(DIGEST, study)
     keep_model(vault, 1)
     exported = models.export(tmp_path, "small", "latest", tmp_path.with_name(f"{tmp_path.name}-out"))
     files = [Path(file) for file in exported.files]
-    assert [file.name for file in files] == ["model.safetensors", "card.json", "preprocessing.json"]
+    names = ["model.safetensors", "card.json", "preprocessing.json", "study.json", "MODEL_CARD.md"]
+    assert [file.name for file in files] == names
+    assert json.loads(files[3].read_text()) == study
     with TensorFile(files[0]) as model:
         assert model.manifest().digest() == json.loads(files[1].read_text())["model_digest"]
 
