@@ -202,6 +202,7 @@ def served(server_of: Callable[[Any, Any], Any], data: bytes, users: frozenset[i
     server = control.ControlServer.__new__(control.ControlServer)
     server._handler, server._users, server._closing = server_of, users, False
     server._lock, server._served, server._callers = threading.Lock(), 0, set()
+    server._answered = threading.Condition(server._lock)
     ended = list[BaseException]()
     server._fatal = ended.append
     ours, theirs = socket.socketpair()

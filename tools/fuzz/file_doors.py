@@ -479,8 +479,9 @@ def _vault(folder: Path) -> Door:
     state, base = folder / "state", f"studies/{STUDY}/1"
     names = (f"{base}/index.json", f"{base}/checkpoints/best_local/model.safetensors",
              f"{base}/checkpoints/best_local/card.json",
-             f"{base}/checkpoints/best_local/preprocessing.json")  # fmt: skip
-    whole = [index.to_bytes(), tensor_file(1, note={"card": text}), text.encode() + b"\n", preprocessing]
+             f"{base}/checkpoints/best_local/preprocessing.json", f"{base}/study.json")  # fmt: skip
+    study = canonical.dumps(study_document())
+    whole = [index.to_bytes(), tensor_file(1, note={"card": text}), text.encode() + b"\n", preprocessing, study]
 
     def take(data: bytes) -> None:
         _written(state, names, data)
@@ -499,7 +500,7 @@ def _vault(folder: Path) -> Door:
         changed = in_json(random, text.encode()).decode("utf-8", "replace")
         return tensor_file(1, note={"card": changed})
 
-    return Door([frames(whole)], of_frames(in_json, card_changed, in_json, in_json, order=False), take)
+    return Door([frames(whole)], of_frames(in_json, card_changed, in_json, in_json, in_json, order=False), take)
 
 
 def _requests(folder: Path) -> Door:
