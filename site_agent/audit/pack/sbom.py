@@ -71,7 +71,7 @@ def _installed() -> list[metadata.Distribution]:
     """Each distribution once, by name: the first that Python would find."""
     found: dict[str, metadata.Distribution] = {}
     for one in metadata.distributions():
-        if one.metadata.get("Name"):
+        if one.metadata.get_all("Name"):
             found.setdefault(normalized(one.name), one)
     return [found[name] for name in sorted(found)]
 
@@ -79,7 +79,8 @@ def _installed() -> list[metadata.Distribution]:
 def _license(found: metadata.Distribution) -> str:
     """As its metadata names it in one line; "" where they do not."""
     about = found.metadata
-    text = next((about[key] for key in ("License-Expression", "License") if about.get(key)), "")
+    given = [text for key in ("License-Expression", "License") for text in about.get_all(key) or () if text]
+    text = given[0] if given else ""
     named = text if "\n" not in text and len(text) <= LONGEST_LICENSE else ""
     classifiers = [one.rpartition(" :: ")[2] for one in about.get_all("Classifier") or () if "License" in one]
     return named or ", ".join(classifiers)
