@@ -44,8 +44,8 @@ from tests.attacks.taken_over import on_a_terminal
 from tests.coordinator.conftest import Place
 from tests.site_agent.fake_coordinator import uri
 from tests.site_agent.fake_trainer import SHARED, write_tensors
+from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
-from tests.site_agent.test_cli import Shell
 from tools import verify_ledger
 from tools.world import command, wait_until
 from wardround import __version__, rpc

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import SiteWorld
 
 
@@ -16,3 +17,15 @@ def world(tmp_path: Path) -> Iterator[SiteWorld]:
         yield world
     finally:
         world.close()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """The command line of a site that has joined and is offered a study."""
+    shell = Shell(tmp_path)
+    try:
+        shell.join()
+        shell.offer()
+        yield shell
+    finally:
+        shell.close()

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,20 +12,9 @@ from site_agent.cli.merging import merge_into_policy, proposal, show_proposal, w
 from site_agent.cli.policy import study_request
 from site_agent.cli.rollover import rollover
 from site_agent.state.directory import SiteState
+from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import STUDY
-from tests.site_agent.test_cli import Shell
 from wardround.errors import NeedsPerson
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
-    try:
-        shell.join()
-        shell.offer()
-        yield shell
-    finally:
-        shell.close()
 
 
 def edit(path: Path, old: str, new: str) -> None:

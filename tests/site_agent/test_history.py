@@ -3,25 +3,12 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from site_agent import audit
+from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
-from tests.site_agent.test_cli import Shell
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
-    try:
-        shell.join()
-        shell.offer()
-        yield shell
-    finally:
-        shell.close()
 
 
 def test_a_revision_does_not_replace_the_consent_before_it(world: SiteWorld) -> None:

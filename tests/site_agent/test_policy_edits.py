@@ -3,7 +3,6 @@
 import hashlib
 import os
 import pwd
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,23 +10,12 @@ import typer
 
 from site_agent import audit
 from site_agent.cli import policy_edits
+from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
-from tests.site_agent.test_cli import Shell
 from tools import verify_ledger
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
-    try:
-        shell.join()
-        shell.offer()
-        yield shell
-    finally:
-        shell.close()
 
 
 def sha256(text: bytes) -> str:

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from site_agent.state.directory import SiteState
 from tests.site_agent.fake_trainer import SHARED, leaf, write_tensors
+from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import DPO, STUDY, SiteWorld, document
-from tests.site_agent.test_cli import Shell
 from wardround.errors import BadData, NeedsPerson, NotPermitted
 from wardround.records.messages import manifest_from
 from wardround.tensors.files import TensorFile
@@ -23,17 +22,6 @@ CONTROL = TensorSpec("shared.bias", "F32", (64,), "control")
 COMES = (*SHARED, CONTROL)
 KEPT = ("kept_by_coordinator = false", "kept_by_coordinator = true")  # what a person writes
 SENT = ("sent_to_other_sites = false", "sent_to_other_sites = true")
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
-    try:
-        shell.join()
-        shell.offer()
-        yield shell
-    finally:
-        shell.close()
 
 
 def ready(world: SiteWorld, exposure: str = "") -> None:
