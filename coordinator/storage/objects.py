@@ -109,7 +109,7 @@ class ObjectStore:
                 self._files.rm_file(f"{self._root}/{name}")
         except FileNotFoundError:
             return
-        except Exception as error:
+        except WardroundError as error:
             log.warning("%s; it stays there until the next start", error)
 
     def close(self) -> None:
