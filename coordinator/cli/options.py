@@ -5,20 +5,10 @@ from typing import Annotated
 
 import typer
 
+from wardround.cli import state_option
 from wardround.errors import BadData
-from wardround.local.directory import default_state, described_default
 
-State = Annotated[
-    Path,
-    typer.Option(
-        "--state",
-        envvar="WARDROUND_STATE",
-        metavar="DIR",
-        default_factory=lambda: default_state("coordinator"),
-        show_default=described_default("coordinator"),
-        help="The coordinator's state directory.",
-    ),
-]
+State = Annotated[Path, state_option("coordinator", "The coordinator's state directory.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file; never one inside --state.")]
 Database = Annotated[

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from wardround import __version__
 from wardround.errors import BadData, NeedsPerson, UsageProblem, WardroundError
 from wardround.local import memory
+from wardround.local.directory import default_state, described_default
 from wardround.terminal import escaped, screened
 
 SITE_EXTRA = ("torch", "torchvision", "sklearn")
@@ -94,6 +95,18 @@ def application(name: str, purpose: str) -> typer.Typer:
         pass
 
     return app
+
+
+def state_option(program: str, purpose: str) -> Any:
+    """The option ``--state`` of a program; without it, its default place."""
+    return typer.Option(
+        "--state",
+        envvar="WARDROUND_STATE",
+        metavar="DIR",
+        default_factory=lambda: default_state(program),
+        show_default=described_default(program),
+        help=purpose,
+    )
 
 
 def run(app: typer.Typer) -> None:

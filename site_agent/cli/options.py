@@ -5,18 +5,8 @@ from typing import Annotated
 
 import typer
 
-from wardround.local.directory import default_state, described_default
+from wardround.cli import state_option
 
-State = Annotated[
-    Path,
-    typer.Option(
-        "--state",
-        envvar="WARDROUND_STATE",
-        metavar="DIR",
-        default_factory=lambda: default_state("site-agent"),
-        show_default=described_default("site-agent"),
-        help="The site's state directory.",
-    ),
-]
+State = Annotated[Path, state_option("site-agent", "The site's state directory.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 StudyId = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name.")]
