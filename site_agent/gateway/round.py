@@ -28,6 +28,7 @@ from site_agent.gateway.exit import egress, receipts
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.measure import Measured
 from site_agent.gateway.exit.staging import Staging
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
@@ -130,13 +131,14 @@ class Rounds:
             return False
         upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
         if upload is None:
+            measured = None
             if journal.phase not in ("trained", "held", "uploading"):
                 self._refuse_denied(assignment, consent, journal)  # before the work, not after
-                self._train(assignment, consent, journal, interrupt)
+                measured = self._train(assignment, consent, journal, interrupt)
             interrupt.check()
             self._refuse_other_consent(consent)
-            file = self._own_copy(journal)
-            upload = egress.record(self._ledger, self._policy, self._session.meter, journal, consent, file)
+            file, meter = self._own_copy(journal), self._session.meter
+            upload = egress.record(self._ledger, self._policy, meter, journal, consent, file, measured)
             if upload is None:
                 self._hold(journal)
                 return True
@@ -237,8 +239,10 @@ class Rounds:
         """The gateway's own copy of the update; None for a closing validation."""
         return self._state.own_copy(journal.study) if journal.kind == TRAIN else None
 
-    def _train(self, assignment: Assignment, consent: Consent, journal: Journal, interrupt: Interrupt) -> None:
-        """Download and train or validate; the journal then says ``trained``."""
+    def _train(
+        self, assignment: Assignment, consent: Consent, journal: Journal, interrupt: Interrupt
+    ) -> Measured | None:
+        """Download and train or validate; the journal then says ``trained``. What the update holds, if there is one."""
         if assignment.base is None:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
         journal.phase = "downloading"
@@ -258,19 +262,22 @@ class Rounds:
         except Interrupted:
             self._abort(request)
             raise
-        self._take_result(journal, result, consent)
+        measured = self._take_result(journal, result, consent)
         journal.phase = "trained"
         self._state.save_journal(journal)
         self._staging.remove(base)
+        return measured
 
-    def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> None:
+    def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> Measured | None:
         """Note what the trainer gives back, and copy its file. Whether it may leave is for ``egress`` to say."""
         journal.num_examples, journal.num_validation = result.num_examples, result.num_validation
         journal.metrics = dict(result.metrics)
         journal.update = result.update if isinstance(result, records.Trained) else ""
-        if journal.update:
-            own = self._state.own_copy(journal.study)
-            journal.update_digest = egress.take(self._staging, journal.update, consent, own)
+        if not journal.update:
+            return None
+        measured = egress.take(self._staging, self._policy, journal, consent, self._state.own_copy(journal.study))
+        journal.update_digest = measured[0].digest()
+        return measured
 
     def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
         """The journal with what the ledger knows and it does not: the process ended between the two."""
