@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.asking import ask, refuse_no_coordinator
-from coordinator.cli.options import Force, Json, State
+from coordinator.cli.options import Force, State
 from coordinator.cli.printing import print_table
 from coordinator.journal_records import JournalCopied, JournalEntry, Known
 from coordinator.requests import CopyJournal
-from wardround.cli import group, print_json, say
+from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, UsageProblem
 
 WIDTH = 160  # of a table where nobody looks at a terminal

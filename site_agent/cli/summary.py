@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from site_agent.cli.options import Json, State
+from site_agent.cli.options import State
 from site_agent.cli.service import ask_or_do, joined
-from wardround.cli import print_json, say, say_next
+from wardround.cli import Json, print_json, say, say_next
 
 if TYPE_CHECKING:
     from rich.table import Table
