@@ -60,8 +60,10 @@ class Clock:
     """A wall clock for the processes that have its ``environment``. It begins as the machine's, and goes as fast."""
 
     def __init__(self, file: Path) -> None:
+        """Raises FileNotFoundError: there is no `libfaketime` here."""
         found = library()
-        assert found is not None
+        if found is None:
+            raise FileNotFoundError("no libfaketime: `apt-get install libfaketime`, or your system's package")
         self._file = file
         self.ahead = datetime.timedelta()
         self.move(datetime.timedelta())
