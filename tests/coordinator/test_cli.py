@@ -330,6 +330,7 @@ def test_an_address_in_use_is_named(commands: Commands) -> None:
     assert f"error: cannot listen at {commands.address}: it is in use, or not an address of this machine\n" in said
 
 
+@pytest.mark.fresh
 def test_the_service_stops_cleanly_on_sigterm_and_can_listen_elsewhere(commands: Commands) -> None:
     assert commands.serve().stop() == 0
     listen = f"127.0.0.1:{free_port()}"

@@ -106,6 +106,7 @@ def ended(pid: int) -> bool:
     return bool(ready)
 
 
+@pytest.mark.fresh  # it imports torch when it is isolated
 def test_rounds_in_an_isolated_worker_are_the_same_bits_as_in_this_process(hospital: Hospital, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Hospital.make(tmp_path / "other")
