@@ -292,11 +292,11 @@ class SpoolFile:
 class StateLock:
     """One process owns a state directory. Freed by the kernel when the process ends, however it ends."""
 
-    def __init__(self, state: Path, owner: str, *, patience_s: float = 0) -> None:
+    def __init__(self, state: Path, owner: str, *, patience_s: float = 0.2) -> None:
         """Take ``state/lock`` for ``owner`` ("coordinator serve").
 
         Args:
-            patience_s: how long a holder that is just ending may take over it.
+            patience_s: how long a holder that is just ending may take over it; ``is_held`` holds it for a moment too.
 
         Raises:
             TryAgain: another process holds it; the message says which.
@@ -335,6 +335,21 @@ class StateLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+def is_held(state: Path) -> bool:
+    """Whether a process owns a state directory now, as far as this user may know."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``_temporary``
