@@ -35,6 +35,7 @@ class StudyRequest:
         exposure: who would have what is this site's own: "", "coordinator" or "sites"; None where nobody has asked
             the trainer, which says so from the installed code.
         personalized: what that is, in words.
+        secure: whether its updates leave with masks that only a sum is without.
     """
 
     study: str
@@ -48,6 +49,7 @@ class StudyRequest:
     exposure: str | None = ""
     personalized: str = ""
     plugins: Sequence[Plugin] = ()
+    secure: bool = False
 
     @property
     def numbers(self) -> int:
@@ -60,7 +62,7 @@ def decide(policy: Policy, request: StudyRequest) -> list[Decision]:
 
     All of them must be allowed for anything to leave.
     """
-    decisions = [_study(policy, request), *plugin_decisions(policy, request.plugins)]
+    decisions = [_study(policy, request), *plugin_decisions(policy, request.plugins), *_secure(policy, request)]
     decisions += [_tensor(policy, spec) for spec in request.tensors]
     decisions += [_metric(policy, name, request) for name in request.metrics]
     decisions.append(_counts(policy, request))
@@ -190,6 +192,14 @@ def _tensor(policy: Policy, spec: TensorSpec) -> Decision:
         else:
             return Decision(spec.key, True, where)
     return Decision(spec.key, False, denial)
+
+
+def _secure(policy: Policy, request: StudyRequest) -> list[Decision]:
+    """One decision, where this site sends nothing without masks."""
+    if not policy.secure_aggregation.required:
+        return []
+    what = "updates with masks" if request.secure else "updates in clear"
+    return [Decision(what, request.secure, "secure_aggregation.required = true")]
 
 
 def _needs_naming(spec: TensorSpec) -> bool:
