@@ -248,11 +248,9 @@ class Rounds:
         """Download and train or validate; the journal then says ``trained``. What the update holds, if there is one."""
         if assignment.base is None:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
-        journal.phase = "downloading"
-        self._state.save_journal(journal)
-        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt)
         journal.phase = "training"
-        self._state.save_journal(journal)
+        self._state.save_journal(journal, "content")
+        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
         estimate = Estimate(lambda left_s: self._declare(assignment, SiteStatus.TRAINING, estimate_s=left_s))
         form = records.Train if assignment.kind == TRAIN else records.Validate
@@ -265,21 +263,20 @@ class Rounds:
         except Interrupted:
             self._abort(request)
             raise
-        measured = self._take_result(journal, result, consent)
-        journal.phase = "trained"
-        self._state.save_journal(journal)
         self._staging.remove(base)
-        return measured
+        return self._take_result(journal, result, consent)
 
     def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> Measured | None:
-        """Note what the trainer gives back, and copy its file. Whether it may leave is for ``egress`` to say."""
+        """Note what the trainer gives back, and copy its file; whether that may leave is for ``egress`` to say."""
         journal.num_examples, journal.num_validation = result.num_examples, result.num_validation
         journal.metrics = dict(result.metrics)
         journal.update = result.update if isinstance(result, records.Trained) else ""
-        if not journal.update:
-            return None
-        measured = egress.take(self._staging, self._policy, journal, consent, self._state.own_copy(journal.study))
-        journal.update_digest = measured[0].digest()
+        measured = None
+        if journal.update:
+            measured = egress.take(self._staging, self._policy, journal, consent, self._state.own_copy(journal.study))
+            journal.update_digest = measured[0].digest()
+        journal.phase = "trained"
+        self._state.save_journal(journal, "content")
         return measured
 
     def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
@@ -302,17 +299,17 @@ class Rounds:
         journal.phase, journal.decision = "decided", receipt.decision
         consent = self._state.consent(journal.study)  # a site that evaluates goes on from what it has judged
         journal.applied = not journal.update and not (consent is not None and consent.evaluates)
-        self._state.save_journal(journal)
+        self._state.save_journal(journal, "content")
         self._settle(journal, interrupt)
 
     def _settle(self, journal: Journal, interrupt: Interrupt) -> None:
-        """Let the trainer hear a decision that it has not heard."""
+        """Let the trainer hear a decision that it has not heard. The ledger has it, whatever the journal says."""
         if journal.applied or not journal.decision:
             return
         form = records.Commit if journal.decision == ACCEPTED else records.Discard
         self._ask(form(study=journal.study, revision=journal.revision, round=journal.round), interrupt)
         journal.applied = True
-        self._state.save_journal(journal)
+        self._state.save_journal(journal, "content")
 
     def _stop(self, assignment: Assignment, interrupt: Interrupt) -> None:
         consent = self._state.consent(assignment.study)
@@ -391,7 +388,7 @@ class Rounds:
             log.warning("the trainer could not be told to stop: %s", error.message)
 
     def _forget_files(self, journal: Journal) -> None:
-        durable.remove(self._state.own_copy(journal.study))
+        durable.remove(self._state.own_copy(journal.study), lasting=False)
         self._staging.remove(journal.update)
         self._downloads.forget(journal.study)
 

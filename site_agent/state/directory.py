@@ -263,8 +263,9 @@ class SiteState:
         path = self._file("journal", study)
         return codec.read(path, Journal) if path.exists() else Journal(study)
 
-    def save_journal(self, journal: Journal) -> None:
-        durable.write_file(self._file("journal", journal.study), codec.to_bytes(journal))
+    def save_journal(self, journal: Journal, lasting: durable.Lasting = "all") -> None:
+        """Write it down. With "content", after a loss of power it may be the one before, which goes on as well."""
+        durable.write_file(self._file("journal", journal.study), codec.to_bytes(journal), lasting=lasting)
 
     def _file(self, folder: str, study: str, ending: str = "json") -> Path:
         if not STUDY_NAME.fullmatch(study):

@@ -67,7 +67,7 @@ def refuse_other_tensors(offer: Offer, described: Described) -> None:
             hint="the coordinator's operator makes the initial model with `fl-lab init`; nothing was approved",
             code="DECLINED_MODEL_MISMATCH",
         )
-    other = next((spec for spec in offer.upload if spec.dtype != "F32"), None)
+    other = next((spec for spec in offer.initial_model.specs if spec.dtype != "F32"), None)
     if other is not None:
         raise NeedsPerson(
             f"study `{offer.study}` would share `{other.name}` as {other.dtype}; only F32 may leave",
