@@ -127,7 +127,7 @@ class Downloads:
         if free < needed:
             raise CannotWrite(
                 f"{self._state.root} has {free >> 20} MiB free, a round needs {needed >> 20} MiB",
-                hint="free some space; the round is declined",
+                hint="free some space",
                 code="DECLINED_RESOURCES",
             )
 

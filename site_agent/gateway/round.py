@@ -15,6 +15,7 @@ again; a recorded one is asked about before it is sent again; a decision reaches
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +31,7 @@ from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import Measured
 from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.room import with_room
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
@@ -82,7 +84,8 @@ class Rounds:
                 "the coordinator asks for something that this version does not know", hint="is it of a newer version?",
                 code=DECLINED_UNKNOWN,
             )  # fmt: skip
-        return self._contribute(assignment, interrupt)
+        what = f"round {assignment.round} of `{assignment.study}`"
+        return with_room(partial(self._contribute, assignment, interrupt), what, interrupt)
 
     def declined(self, assignment: Assignment, code: str) -> None:
         """Note that this site declined an assignment which it had begun, for whoever looks at `status`."""
