@@ -211,11 +211,8 @@ class CommandHandler:
         request = approvals.study_request(offer, self.policy.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(decide(policy, request), study, self._state.policy)
         with self._lock:
-            if (now := self._state.offer(study)).digest != offer.digest:
-                raise NeedsPerson(
-                    f"study `{study}` changed while it was approved: {'; '.join(differences(consent, now))}",
-                    hint=f"`site-agent preview {study} --data {data}`; nothing was approved",
-                )
+            now, since = self._state.offer(study), self._state.consent(study)
+            approvals.refuse_overtaken(consent, now, overtaken=since != before)
             consent = approved_together(self._state, self._ledger, consent, policy.approval.persons)
             self._record(consent, "approved", person)  # first: no consent is in force that the ledger does not hold
             self._state.save_consent(consent)
