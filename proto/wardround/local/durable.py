@@ -27,8 +27,6 @@ READ_PIECE = 1024 * 1024  # bytes in memory where the kernel does not copy by it
 CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF})
 BROKEN_DISK = (errno.EIO, errno.EUCLEAN)  # of a write: not full, not forbidden, but broken
 TAIL = 64 * 1024  # bytes at the end of a file that ``AppendFile`` writes once more when it opens it
-
-
 AFTER = "check the disk, then start again: what was durable before is still there"
 
 
@@ -141,10 +139,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def remove(path: Path, *, lasting: bool = True) -> None:
-    """Remove a file or a folder with all in it, durably. A missing one is no error.
-
-    With ``lasting=False`` it may be there again after a loss of power: for what nobody looks at then, or removes again.
-    """
+    """Remove a file or a folder with all in it, durably unless ``lasting`` is False. A missing one is no error."""
     with _naming(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
