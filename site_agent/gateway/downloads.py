@@ -28,11 +28,15 @@ class Downloads:
         self._session = session
         self._staging = staging
 
-    def fetch(self, assignment: Assignment, model: ModelRef, consent: Consent, kind: str, interrupt: Interrupt) -> str:
+    def fetch(
+        self, assignment: Assignment, model: ModelRef, consent: Consent, kind: str, interrupt: Interrupt,
+        keep: Path | None = None,
+    ) -> str:  # fmt: skip
         """Put a model, whole and as announced, into staging. Goes on where a broken connection, or a crash, left it.
 
         Args:
             kind: base or best.
+            keep: a further name for it that only the gateway's user reaches.
 
         Returns:
             Its name in staging.
@@ -61,6 +65,8 @@ class Downloads:
                     file.sync()
                 digest = _digest_or_none(path)
                 if digest == model.digest:
+                    if keep is not None:
+                        durable.link(path, keep)
                     self._staging.give(path, name)
                     return name
                 durable.remove(path)

@@ -29,6 +29,8 @@ from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.secure.checks import SumChecks
+from site_agent.gateway.secure.exchange import SecureRounds
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
@@ -54,11 +56,12 @@ class Rounds:
         ledger: Ledger,
         trainer: Trainer,
         declare: Callable[..., object],
+        secure: SecureRounds,
     ) -> None:
         """``declare``: tells the coordinator where this site stands with an assignment."""
         self._state = state
         self._declare = declare
-        self._site = site
+        self._secure, self._sums, self._site = secure, SumChecks(session, ledger, secure.attempts), site
         self._session = session
         self._ledger = ledger
         self._trainer = trainer
@@ -128,15 +131,21 @@ class Rounds:
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
-        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
+        fresh = journal.phase not in ("trained", "held", "uploading")
+        if fresh:
+            self._refuse_denied(assignment, consent, journal)  # before the work, not after
+        masking = None
+        if consent.is_secure:
+            self._secure.begin(assignment, consent)
+            masking = self._secure.masking(journal, consent, interrupt)
+        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal), masking)
         if upload is None:
-            if journal.phase not in ("trained", "held", "uploading"):
-                self._refuse_denied(assignment, consent, journal)  # before the work, not after
+            if fresh:
                 self._train(assignment, consent, journal, interrupt)
             interrupt.check()
             self._refuse_other_consent(consent)
             file = self._own_copy(journal)
-            upload = egress.record(self._ledger, self._policy, self._session.meter, journal, consent, file)
+            upload = egress.record(self._ledger, self._policy, self._session.meter, journal, consent, file, masking)
             if upload is None:
                 self._hold(journal)
                 return True
@@ -243,7 +252,10 @@ class Rounds:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
         journal.phase = "downloading"
         self._state.save_journal(journal)
-        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt)
+        keep = self._sums.keep(consent, assignment)
+        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt, keep)
+        if keep is not None:
+            self._sums.before_training(consent, assignment, interrupt)
         journal.phase = "training"
         self._state.save_journal(journal)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
@@ -251,10 +263,10 @@ class Rounds:
         form = records.Train if assignment.kind == TRAIN else records.Validate
         request = form(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest, site=self._site.site,
-            data=_approved(consent), round=assignment.round, base=base, base_digest=assignment.base.digest,
+            data=consent.approved_data, round=assignment.round, base=base, base_digest=assignment.base.digest,
         )  # fmt: skip
         try:
-            result = self._ask(request, interrupt, estimate.note)
+            result = self._ask(request, interrupt, None if consent.is_secure else estimate.note)  # time tells rows
         except Interrupted:
             self._abort(request)
             raise
@@ -317,6 +329,7 @@ class Rounds:
         if assignment.reason == "finished" and consent.state == "approved":
             self._finish(assignment, consent, interrupt)
         self._forget_files(journal)
+        self._secure.ended(assignment.study)
         journal.ended = assignment.reason
         self._state.save_journal(journal)
         log.info("study `%s` is %s", assignment.study, assignment.reason)
@@ -330,7 +343,7 @@ class Rounds:
         rows = assignment.contributions
         self._ask(records.Finish(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
-            site=self._site.site, data=_approved(consent), best=best,
+            site=self._site.site, data=consent.approved_data, best=best,
             contributors={row.site: list(row.rounds) for row in rows},
             capped={row.site: list(row.capped) for row in rows if row.capped},
             left_out={row.site: list(row.left_out) for row in rows if row.left_out},
@@ -382,12 +395,6 @@ class Rounds:
 
     def _forget_files(self, journal: Journal) -> None:
         durable.remove(self._state.own_copy(journal.study))
+        durable.remove(self._state.masked_copy(journal.study))
         self._staging.remove(journal.update)
         self._downloads.forget(journal.study)
-
-
-def _approved(consent: Consent) -> records.ApprovedData:
-    """What a person approved that is trained on, as the trainer is told of it."""
-    return records.ApprovedData(
-        name=consent.data.name, digest=consent.data.digest, network=consent.data.network, weights=consent.data.weights,
-    )  # fmt: skip
