@@ -55,7 +55,7 @@ def resolve(
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method.name}`",
         )
     aggregation = aggregation_of(study, method.row, source)
-    secure = secure_aggregation_of(study, method.row, source, lab=lab)
+    secure = secure_aggregation_of(study, method.row, source)
     networks = {}
     for label, own in {DEFAULT_NETWORK: study.model, **study.networks}.items():
         table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
