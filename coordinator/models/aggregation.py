@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from coordinator.models.vectors import VectorSum
 from coordinator.storage.blobs import Blobs
-from fl_algorithms.server.aggregator import Round, ServerAggregator, Update
+from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Update
 from fl_algorithms.server.combining import Combined
 from fl_algorithms.server.limits import Account, averaged
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.secure.layout import Layout, Numbers
 from wardround.secure.sums import Unmasking
+from wardround.tensors.codecs import Decoded
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Manifest
 
@@ -144,10 +145,15 @@ def aggregate(
     spooled = sorted(spooled, key=lambda update: update.site)
     if damaged := [one.site for one in spooled if not blobs.whole_spool(one.upload_id, one.manifest_sha256)]:
         raise DamagedSpools(damaged)
+
+    def values(one: Spooled, file: TensorFile) -> BlockSource:
+        encoding = study.encoding.encoding
+        return Decoded(encoding, aggregator.upload_of(one.site), file) if encoding.is_lossy else file
+
     with ExitStack() as stack:
         newest = stack.enter_context(TensorFile(blobs.whole_model(kept, again=True)))
         accepted = [
-            Update(one.site, one.num_examples, stack.enter_context(TensorFile(blobs.spool(one.upload_id))))
+            Update(one.site, one.num_examples, values(one, stack.enter_context(TensorFile(blobs.spool(one.upload_id)))))
             for one in spooled
         ]
 

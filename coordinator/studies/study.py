@@ -16,12 +16,13 @@ from coordinator.storage.database import Store, changed
 from coordinator.studies.failures import reason_of
 from coordinator.studies.plugins import admit_allowed
 from coordinator.studies.state import Round, Rules, StudyState
+from coordinator.studies.terms import UpdateTerms
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
 from fl_algorithms.server.limits import Account
 from fl_algorithms.study import ResolvedStudy
 from wardround.local.durable import StorageFailed
-from wardround.records.architectures import uploaded
+from wardround.records.architectures import encoded_of, uploaded
 from wardround.records.offer import StudyOffer
 from wardround.records.plugins import PluginTable
 from wardround.records.study import StudyFile
@@ -101,11 +102,19 @@ class Study:
     def shared(self) -> tuple[TensorSpec, ...]:
         return self.manifest.specs
 
+    def uploaded_by(self, site: str) -> tuple[TensorSpec, ...]:
+        """The tensors of every update of ``site``, in the study's encoding."""
+        return uploaded(self.resolved.file, site, self.shared)
+
+    def terms_of(self, site: str) -> UpdateTerms:
+        """What is asked of the values of ``site``'s updates."""
+        file = self.resolved.file
+        return UpdateTerms(file.study.max_update_norm, file.encoding.encoding, encoded_of(file, site, self.shared))
+
     @property
     def bytes_per_update(self) -> int:
         """Of the largest, where sites' networks are unlike each other."""
-        parts = [uploaded(self.resolved.file, site, self.shared) for site in self.rules.sites]
-        return max(sum(spec.bytes for spec in specs) for specs in parts)
+        return max(sum(spec.bytes for spec in self.uploaded_by(site)) for site in self.rules.sites)
 
     @cached_property
     def aggregator(self) -> ServerAggregator:

@@ -6,11 +6,11 @@ The checks are in the order of ``RefusalCode``:
      2 REVISION_CHANGED      7 UPLOAD_DUPLICATE      12 COUNT_INVALID        17 LEDGER_ROLLBACK
      3 STUDY_NOT_RUNNING     8 MANIFEST_NAMES        13 PAYLOAD_INCOMPLETE   18 LEDGER_FORK
      4 ROUND_CLOSED          9 MANIFEST_SHAPE        14 PAYLOAD_DIGEST       19 LEDGER_SIGNATURE
-     5 ROUND_NOT_ASKED      10 MANIFEST_DTYPE        15 TENSOR_NOT_FINITE
+     5 ROUND_NOT_ASKED      10 MANIFEST_DTYPE        15 TENSOR_NOT_FINITE    20 TENSOR_ENCODING
 
 1 to 7 and 17 to 19 need what the coordinator remembers and are asked when an upload is opened; 1 to 7 again when it is
-complete, because a round may have closed meanwhile. 8 to 12 need the header alone, 13 to 16 the payload. An update that
-fails 8 or later was this site's answer in this round; one that fails before says nothing about the round.
+complete, because a round may have closed meanwhile. 8 to 12 need the header alone, 13 to 16 and 20 the payload. An
+update that fails 8 or later was this site's answer in this round; one that fails before says nothing about the round.
 
 Nothing is written here. 6 needs the id's first use, which ``coordinator.updates.decide`` looks up; who the sender is,
 ``coordinator.servicers`` has checked, on every call and chunk.
@@ -28,16 +28,17 @@ from coordinator.models.vectors import blocks_of
 from coordinator.studies.secure_rounds import layout_for, submitted
 from coordinator.studies.state import Kind, Phase, Step
 from coordinator.studies.study import Study
+from coordinator.studies.terms import UpdateTerms
 from coordinator.updates.receive import Received
 from wardround.errors import BadData, TryAgain
 from wardround.records import receipts
-from wardround.records.architectures import uploaded
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.records.secure_round import vector_specs
 from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.secure.layout import digests
 from wardround.secure.statements import Submission, known
 from wardround.signing.dsse import Envelope
+from wardround.tensors.codecs import Decoded, fault
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Manifest, TensorSpec
 
@@ -47,7 +48,7 @@ BLOCK = 1 << 18  # float32 elements looked at together: 1 MiB, and 2 MiB more as
 ANSWERS_THE_ROUND = frozenset(
     {
         "MANIFEST_NAMES", "MANIFEST_SHAPE", "MANIFEST_DTYPE", "METRICS_UNDECLARED", "COUNT_INVALID",
-        "PAYLOAD_INCOMPLETE", "PAYLOAD_DIGEST", "TENSOR_NOT_FINITE", "TENSOR_NORM",
+        "PAYLOAD_INCOMPLETE", "PAYLOAD_DIGEST", "TENSOR_NOT_FINITE", "TENSOR_NORM", "TENSOR_ENCODING",
         "LEDGER_ROLLBACK", "LEDGER_FORK", "LEDGER_SIGNATURE",
     }
 )  # fmt: skip
@@ -93,8 +94,8 @@ def admit_header(
     return refusal or ledger or ADMITTED
 
 
-def admit_payload(received: Received, max_norm: float | None) -> Admitted | Refusal:
-    """Checks 13 to 16, over what came and is durable. Reads the spool in blocks."""
+def admit_payload(received: Received, terms: UpdateTerms) -> Admitted | Refusal:
+    """Checks 13 to 16 and 20, over what came and is durable. Reads the spool in blocks."""
     announced, submission = received.header.manifest, received.header.submission
     if received.committed != announced.digest():
         return Refusal("PAYLOAD_DIGEST")  # 14: the site closes another upload than it opened
@@ -107,7 +108,11 @@ def admit_payload(received: Received, max_norm: float | None) -> Admitted | Refu
     with TensorFile(received.spool) as update:
         if submission is not None:
             return vector_refusal(update, submission) or ADMITTED
-        return values_refusal(update, max_norm) or ADMITTED
+        if not terms.encoding.is_lossy:
+            return values_refusal(update, terms.max_norm) or ADMITTED
+        if strange := fault(terms.encoding, terms.specs, update):
+            return Refusal("TENSOR_ENCODING", strange)  # 20, before the values are read out of it
+        return values_refusal(Decoded(terms.encoding, terms.specs, update), terms.max_norm) or ADMITTED
 
 
 def admit_now(site: str, header: UploadHeader, study: Study | None, payload: Admitted | Refusal) -> Admitted | Refusal:
@@ -171,8 +176,7 @@ def declaration_refusal(
     evaluates = site in study.rules.evaluators
     if study.rules.threshold:
         return _masked_refusal(header, study, closing=closing)
-    own = uploaded(study.resolved.file, site, study.shared)
-    if refusal := _manifest_refusal(header.manifest.specs, () if closing else own):
+    if refusal := _manifest_refusal(header.manifest.specs, () if closing else study.uploaded_by(site)):
         return refusal
     form = study.resolved.reported
     names = [name for name, _ in header.metrics]
@@ -224,17 +228,18 @@ def digest_refusal(sent: Manifest, announced: Manifest) -> Refusal | None:
     return None
 
 
-def values_refusal(update: TensorFile, max_norm: float | None) -> Refusal | None:
+def values_refusal(update: TensorFile | Decoded, max_norm: float | None) -> Refusal | None:
     """Checks 15 and 16: every value finite, and the L2 norm over all tensors not above the study's limit.
 
-    Reads the file in blocks; memory does not grow with it.
+    Reads the file in blocks; memory does not grow with it. Nan and infinity carry through; squares of float32 fit
+    float64.
     """
     squares = 0.0
     for spec in update.specs:
         size = prod(spec.shape)
         for start in range(0, size, BLOCK):
             block = update.block(spec.key, start, min(BLOCK, size - start)).astype(np.float64)
-            square = float(np.dot(block, block))  # nan and infinity carry through; float32 squares fit float64
+            square = float(np.einsum("i,i->", block, block))  # one thread; a BLAS would wake one for each core
             if not np.isfinite(square):
                 return Refusal("TENSOR_NOT_FINITE", spec.key)
             squares += square

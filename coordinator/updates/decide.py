@@ -117,7 +117,7 @@ class Uploads:
     def decide(self, reception: Reception, manifest_sha256: str) -> Envelope:
         """The receipt of a complete upload; decision, receipt and round are durable when this returns."""
         with reception.committed(manifest_sha256) as received:
-            payload = admission.admit_payload(received, reception.max_norm)
+            payload = admission.admit_payload(received, reception.terms)
             if received.spool is not None and isinstance(payload, Admitted):
                 self._blobs.share(received.spool)  # before the receipt: a standby finds what was accepted
         receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
@@ -171,8 +171,7 @@ class Uploads:
             if before is None:
                 session.add(upload)
         assert study is not None
-        max_norm = study.resolved.study.max_update_norm
-        reception = Reception(site, header, self._store, self._blobs, upload.received, max_norm)
+        reception = Reception(site, header, self._store, self._blobs, upload.received, study.terms_of(site))
         self.receptions.add(reception)
         return reception
 
