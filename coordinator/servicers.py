@@ -161,6 +161,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         elif declared.status == SiteStatus.HELD:
             self._engine.held(peer.site, study.name, declared.round, declared.attempt)
         elif declared.status == SiteStatus.TRAINING:
+            if declared.estimate_s and study.rules.threshold:
+                raise BadData(
+                    "with secure aggregation no site says its time: it follows from its rows", code="COUNT_INVALID"
+                )
             expected = Expected(peer.site, declared.round, declared.attempt, declared.estimate_s)
             self._engine.happened(study.name, expected)
         else:
@@ -279,7 +283,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     def _most_bytes(self, peer: Peer) -> int:
         """How long an upload's opening of this site may be: by the largest study that lists the site."""
         studies = [study for study in self._engine.studies() if peer.site in study.rules.sites]
-        largest = max((manifest_most_bytes(study.shared) for study in studies), default=0)
+        largest = max((manifest_most_bytes(study.uploaded_by(peer.site)) for study in studies), default=0)
         return min(rpc.MAX_STRUCTURED, MAX_OPENING + 2 * largest)
 
     def _most_tensors(self, peer: Peer, name: str) -> int:

@@ -9,6 +9,7 @@ from fl_algorithms import plugins
 from fl_algorithms.methods.settings import HeadSettings
 from fl_algorithms.registry import MODELS, nearest, row_of, uses
 from fl_algorithms.rows import COLUMNS, IMAGES, MASKS, VAL_LOSS, MethodRow, ModelRow, TaskRow
+from fl_algorithms.server.encoding import encoding_of
 from fl_algorithms.server.rules.rows import aggregation_of
 from fl_algorithms.server.secure_study import secure_aggregation_of
 from fl_algorithms.settings.models import BODY_AND_HEAD, NORM_LAYERS, NetworkSettings
@@ -42,7 +43,7 @@ def resolve(
             training or a public data set that lacks what the method needs, images of several sizes where it needs one,
             an assignment of a network that the study does not have or to a site that is not in it, a rule of
             [aggregation] that the method or the number of updates does not go with, what does not go with
-            [secure_aggregation], or what runs only in the lab.
+            [encoding] or [secure_aggregation], or what runs only in the lab.
     """
     pinned = plugins.pins(uses(study), study.plugins, lab=lab, source=source)
     method = form(study, source).method
@@ -55,7 +56,8 @@ def resolve(
             hint=f"`fl-lab run {source} --data DIR --set algorithm.name={method.name}`",
         )
     aggregation = aggregation_of(study, method.row, source)
-    secure = secure_aggregation_of(study, method.row, source, lab=lab)
+    encoding = encoding_of(study, method.row, source)
+    secure = secure_aggregation_of(study, method.row, source)
     networks = {}
     for label, own in {DEFAULT_NETWORK: study.model, **study.networks}.items():
         table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"
@@ -82,6 +84,7 @@ def resolve(
                 "reported": _with_ranges(study.reported, task, source),
                 "limits": _filled(study, aggregation),
                 "aggregation": aggregation,
+                "encoding": encoding,
                 "secure_aggregation": secure,
                 "public_data": study.public_data if method.row.public_data else None,
                 "plugins": plugins.with_method(pinned, method.row, method.settings),

@@ -14,6 +14,7 @@ from fl_algorithms.rows import COORDINATOR, MethodRow, ModelRow, TaskRow
 from fl_algorithms.settings.models import NetworkSettings
 from wardround.errors import BadData
 from wardround.records.aggregation import AggregationSection
+from wardround.records.encoding import EncodingSection
 from wardround.records.plugins import Plugin, PluginMethod, plugins_of
 from wardround.records.schema import Strict, check
 from wardround.records.study import (
@@ -82,6 +83,10 @@ class ResolvedStudy:
     @property
     def aggregation(self) -> AggregationSection:
         return self.file.aggregation
+
+    @property
+    def encoding(self) -> EncodingSection:
+        return self.file.encoding
 
     @property
     def secure_aggregation(self) -> SecureAggregationSection | None:

@@ -71,6 +71,7 @@ SECTIONS = (
     ("reported", study.ReportedSection),
     ("limits", study.LimitsSection),
     ("aggregation", study.AggregationSection),
+    ("encoding", study.EncodingSection),
     ("secure_aggregation", study.SecureAggregationSection),
     ("public_data", study.PublicDataSection),
     ("plugins.X", study.PluginSection),

@@ -22,6 +22,7 @@ from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
 from coordinator.studies.lifecycle import Answered
+from coordinator.studies.secure_rounds import submitted, with_attempt
 from coordinator.studies.state import Answer, Kind
 from coordinator.updates import admission
 from coordinator.updates.admission import Admitted, Refusal
@@ -34,6 +35,7 @@ from wardround.errors import CannotWrite, NotPermitted, TryAgain
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
+from wardround.secure.coordinator import Attempt
 from wardround.signing.dsse import Envelope
 
 MAX_REFUSED_AN_HOUR = 200  # of one site, with those that were opened and given up; each leaves a row and a receipt
@@ -115,7 +117,7 @@ class Uploads:
     def decide(self, reception: Reception, manifest_sha256: str) -> Envelope:
         """The receipt of a complete upload; decision, receipt and round are durable when this returns."""
         with reception.committed(manifest_sha256) as received:
-            payload = admission.admit_payload(received, reception.max_norm)
+            payload = admission.admit_payload(received, reception.terms)
             if received.spool is not None and isinstance(payload, Admitted):
                 self._blobs.share(received.spool)  # before the receipt: a standby finds what was accepted
         receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
@@ -169,8 +171,7 @@ class Uploads:
             if before is None:
                 session.add(upload)
         assert study is not None
-        max_norm = study.resolved.study.max_update_norm
-        reception = Reception(site, header, self._store, self._blobs, upload.received, max_norm)
+        reception = Reception(site, header, self._store, self._blobs, upload.received, study.terms_of(site))
         self.receptions.add(reception)
         return reception
 
@@ -201,9 +202,11 @@ class Uploads:
         else:
             answer = Answer(Kind.REFUSED, refusal.code, header.upload_id)
         if refusal is None or (refusal.answers_the_round and self._is_expected(site, header)):
+            attempt = self._submitted(site, header) if refusal is None else None
             receipt = self._engine.happened_with(
-                header.study, Answered(site, answer), lambda session: self._write(session, verdict)
-            )
+                header.study, Answered(site, answer), lambda session: self._write(session, verdict),
+                with_attempt(attempt),
+            )  # fmt: skip
         else:
             with self._store.write() as session:
                 receipt = self._write(session, verdict)
@@ -261,6 +264,10 @@ class Uploads:
         """What an accepted upload of this site is."""
         study = self._engine.find(header.study)
         return Kind.EVALUATED if study is not None and site in study.rules.evaluators else Kind.ACCEPTED
+
+    def _submitted(self, site: str, header: UploadHeader) -> Attempt | None:
+        study = self._engine.find(header.study)
+        return submitted(study, site, header) if study is not None else None
 
     def _is_expected(self, site: str, header: UploadHeader) -> bool:
         return admission.state_refusal(site, header, self._engine.find(header.study)) is None

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs, Spool
 from coordinator.storage.database import Store
+from coordinator.studies.terms import UpdateTerms
 from wardround.errors import BadData, TryAgain
 from wardround.records.update import UploadHeader
 from wardround.tensors.manifests import Manifest
@@ -46,12 +47,12 @@ class Reception:
     """One upload on one stream. A second stream for the same upload closes the first."""
 
     def __init__(
-        self, site: str, header: UploadHeader, store: Store, blobs: Blobs, durable: int, max_norm: float | None
+        self, site: str, header: UploadHeader, store: Store, blobs: Blobs, durable: int, terms: UpdateTerms
     ) -> None:
-        """``durable``: bytes of the payload that are here. ``max_norm``: the study's limit, when it was opened."""
+        """``durable``: bytes of the payload that are here. ``terms``: the study's, when it was opened."""
         self.site = site
         self.header = header
-        self.max_norm = max_norm
+        self.terms = terms
         self.complete = False  # all of it is here, and it is not decided yet
         self._store = store
         self._path = blobs.spool(header.upload_id)

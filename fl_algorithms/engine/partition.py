@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import Algorithm, algorithm_of, study_network
+from fl_algorithms.engine.encoding import rest_specs
 from fl_algorithms.engine.training import Networks, seeded
 from fl_algorithms.models import checks
 from fl_algorithms.rows import COORDINATOR
@@ -51,7 +52,7 @@ class Partition:
     """Every tensor of a study at a site.
 
     Attributes:
-        upload: in the order of the payload.
+        upload: what leaves, in the study's encoding and in the order of the payload.
         private: networks' and the method's own.
         download: what is downloaded before each round, in the order of the payload.
         exposure, personalized: as in ``fl_algorithms.rows.MethodRow``; "" where the method as it is set exposes
@@ -108,11 +109,17 @@ def describe(study: ResolvedStudy, site: str, chosen: str = "") -> Partition:
     if evaluates:
         _refuse_partial(study, networks, brought)
         upload = ()
+    encoding = own.encoding
+    rest = tuple(
+        PrivateTensor(f"rest/{spec.key}", spec.dtype, spec.shape, spec.bytes, "what an update leaves out, for the next")
+        for spec in (rest_specs(encoding, upload) if encoding.keeps_rest else ())
+    )
     parameters = sum(one.numel() for network in networks.values() for one in network.parameters())
     exposure, personalized = study.exposure, study.personalized
     if alone and not exposure:  # the mean of one site's network is that network
         exposure, personalized = COORDINATOR, "the site's own network, which no other site trains"
-    return Partition(upload, of_networks + kept + beside, download, exposure, parameters, personalized)
+    leaves = encoding.encoding.sent(upload)
+    return Partition(leaves, of_networks + kept + rest + beside, download, exposure, parameters, personalized)
 
 
 def _refuse_partial(study: ResolvedStudy, networks: Networks, brought: Collection[str]) -> None:

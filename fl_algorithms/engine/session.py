@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, judged
 from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic, seen_at_home
+from fl_algorithms.engine.encoding import Encoder
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.judging import reduced_loss
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
@@ -61,7 +62,8 @@ class RoundResult:
     """What a round gave. Counts and metrics are raw; the study's [reported] says how they are reported.
 
     Attributes:
-        uplink: bundle -> name -> float32 delta against the downloaded model; {} for a validation.
+        uplink: bundle -> name -> float32 delta against the downloaded model, or what stands for it in the study's
+            encoding; {} for a validation.
         num_examples: rows of the training split; of pieces of images, the images.
         num_validation: rows of the validation split.
         metrics: of the downloaded model, with the private parts, on the validation split; "val_loss" among them.
@@ -176,19 +178,12 @@ class SiteSession:
         refuse_single_rows(own_study, networks, len(data.train))
         device.place(networks)
         self._context = Context(
-            own_study,
-            site,
-            study.method.settings,
-            task.at(data),
-            data,
-            algorithm,
-            networks,
-            Optimizers(study.training),
-            device=device,
-        )
-        self._brought = {
-            spec.key for spec in download_specs(own_study, upload_specs(own_study, algorithm, networks))
-        }  # by each download
+            own_study, site, study.method.settings, task.at(data), data, algorithm, networks,
+            Optimizers(study.training), device=device,
+        )  # fmt: skip
+        shared = upload_specs(own_study, algorithm, networks)
+        self._encoder = Encoder(own_study.encoding, shared)
+        self._brought = {spec.key for spec in download_specs(own_study, shared)}  # by each download
         self._score_at_once = score_at_once
         self._spare: dict[str, nn.Module] | None = None  # networks that take a checkpoint's tensors for a while
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
@@ -245,7 +240,7 @@ class SiteSession:
         checkpoints = opened.checkpoints + self._compete(context.round_number)
         uplink = context.algorithm.to_send(context)
         sent = {bundle: {name: delta.to("cpu") for name, delta in part.items()} for bundle, part in uplink.items()}
-        return self._result(sent, opened.metrics, checkpoints)
+        return self._result(self._encoder.sent(sent), opened.metrics, checkpoints)
 
     def validate(self, round_number: int, base: Downlink) -> RoundResult:
         """The closing assignment, ``rounds + 1``: receive the last model, judge it, and tune a copy of it if the study
@@ -296,6 +291,7 @@ class SiteSession:
         }
         tensors |= {f"optimizer/{key}": moment for key, moment in context.optimizers.export(copies=copies).items()}
         tensors |= {f"kept/{key}": taken(tensor) for key, tensor in context.kept.items()}
+        tensors |= {f"rest/{key}": taken(tensor) for key, tensor in self._encoder.rest.items()}
         meta = {
             "algorithm": context.study.method.name,
             "round": context.round_number,
@@ -313,7 +309,7 @@ class SiteSession:
                 f"the kept state is of algorithm `{meta.get('algorithm')}`, the study's is "
                 f"`{context.study.method.name}`"
             )
-        parts: dict[str, dict[str, Tensor]] = {"private": {}, "optimizer": {}, "kept": {}}
+        parts: dict[str, dict[str, Tensor]] = {"private": {}, "optimizer": {}, "kept": {}, "rest": {}}
         for name, tensor in state.tensors.items():
             part, _, key = name.partition("/")
             if part not in parts:
@@ -324,6 +320,7 @@ class SiteSession:
         restore(private, parts["private"], "the kept state")
         context.optimizers.load(parts["optimizer"])
         context.kept = {key: context.device.bring(tensor.clone()) for key, tensor in parts["kept"].items()}
+        self._encoder.load(parts["rest"])
         context.notes = dict(meta["notes"])
         context.round_number = meta["round"]
         self._iterators = {phase: dict(place) for phase, place in meta["iterators"].items()}

@@ -5,7 +5,7 @@ sites in sorted order. So the final model is the same bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_algorithms.engine.algorithm import Downlink
 from fl_algorithms.engine.beside import Session, session_at
 from fl_algorithms.engine.device import CPU, Device, at_home, deterministic
+from fl_algorithms.engine.encoding import arrived
 from fl_algorithms.engine.partition import initial_model, specs_of, task_at
 from fl_algorithms.engine.selection import SELECTED
 from fl_algorithms.engine.session import Checkpoint, RoundResult, SessionState
@@ -206,27 +207,24 @@ class Run:
         """Take note of what a site did. ``losses``: phase -> that of each step."""
         self._judged(round_number, site, result)
         self._curves.trained(round_number, site, losses)
-        sent = sum(spec.bytes for spec in self._aggregator.upload_of(site))
+        sent = sum(spec.bytes for spec in self._study.encoding.encoding.sent(self._aggregator.upload_of(site)))
         received = sum(spec.bytes for spec in self._aggregator.download_of(site))
         self._curves.moved(round_number, site, sent=sent, received=received)
 
     def close(self, round_number: int, results: Mapping[str, RoundResult]) -> None:
         """Average what the round's sites sent."""
-        sent = results if self._attack is None else self._attack.sent(results)
+        sent = {
+            site: replace(result, uplink=arrived(self._study.encoding, self._aggregator.upload_of(site), result.uplink))
+            for site, result in results.items()
+        }
+        sent = sent if self._attack is None else self._attack.sent(sent)
         summed = self._sums.of(round_number, self._digest(), sent)
         self._offer(round_number, results, summed)
         try:
             self._model, account = aggregate(
-                self._study,
-                self._aggregator,
-                self._model,
-                round_number,
-                sent,
-                self._public_data,
-                self._accounts,
-                self._device,
-                summed,
-            )
+                self._study, self._aggregator, self._model, round_number, sent, self._public_data, self._accounts,
+                self._device, summed,
+            )  # fmt: skip
         except TooFewLeft as error:
             raise _paused(self._study, round_number, error) from None
         self._accounts.append(account)

@@ -34,31 +34,16 @@ def summable() -> list[str]:
     return [name for name, row in registry.METHODS.items() if not why_single(row) and row.upload != "nothing"]
 
 
-def refuse_between_hospitals(study: StudyFile, source: str) -> None:
-    """Raises BadData: the study is to run with secure aggregation, which the two programs do not have yet."""
-    if study.secure_aggregation is not None:
-        raise BadData(
-            f"{source}: [secure_aggregation] works in the lab alone: between hospitals, coordinator and gateways do "
-            "not exchange keys, shares and masked updates yet",
-            hint=f"`fl-lab run {source} --data DIR --masked`; without that table it runs across hospitals, and the "
-            "coordinator sees each update in clear",
-        )
-
-
-def secure_aggregation_of(
-    study: StudyFile, row: MethodRow, source: str, *, lab: bool
-) -> SecureAggregationSection | None:
+def secure_aggregation_of(study: StudyFile, row: MethodRow, source: str) -> SecureAggregationSection | None:
     """The study's section with its threshold filled in; None where it has none, or where nothing is sent.
 
     Raises:
         BadData: the method or a setting needs single updates, a round may have too few of them, the threshold does not
-            stand the colluding sites; or the study is to run across hospitals.
+            stand the colluding sites.
     """
     section = study.secure_aggregation
     if section is None or row.upload == "nothing":
         return None
-    if not lab:
-        refuse_between_hospitals(study, source)
     if why := why_single(row):
         raise BadData(
             f"{source}: algorithm `{row.name}` does not go with [secure_aggregation]: {why}",

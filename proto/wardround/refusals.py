@@ -90,6 +90,7 @@ MEANINGS: dict[str, Meaning] = {
     "PAYLOAD_DIGEST": Meaning("the bytes that came are not those that were announced"),
     "TENSOR_NOT_FINITE": Meaning("a tensor holds a value that is no number"),
     "TENSOR_NORM": Meaning("the update is larger than the study's limit"),
+    "TENSOR_ENCODING": Meaning("a tensor holds what the study's encoding never writes", _VERSIONS),
     "LEDGER_ROLLBACK": Meaning("the coordinator has seen a longer ledger of this site", _RESTORED),
     "LEDGER_FORK": Meaning("the coordinator has seen another ledger of this site", _RESTORED),
     "LEDGER_SIGNATURE": Meaning("the coordinator does not know the key that signs this site's ledger", _ASK),

@@ -99,6 +99,7 @@ def _print_summary(shown: "ShownSummary") -> None:
 
 def _row(column: "TellingColumn", least: int) -> tuple[str, ...]:
     name = f"{column.column} (here {column.here})" if column.here not in ("", column.column) else column.column
+    name += f" until {column.until}" if column.until else ""
     told = column.figures
     if told.absent:
         return (name, column.kind, "no such column", "", "", "", "", "", "")

@@ -223,6 +223,9 @@ class SiteState:
         durable.make_folder(self.root / "endorsements")
         durable.write_file(self._file("endorsements", study), codec.to_bytes(endorsement))
 
+    def remove_endorsement(self, study: str) -> None:
+        durable.remove(self._file("endorsements", study))
+
     def save_consent(self, consent: Consent) -> None:
         """Make it the one that counts; those before it are kept beside it, and no endorsement is open any more."""
         folder = self._file("consents", consent.study).with_suffix("")
@@ -231,7 +234,7 @@ class SiteState:
         name = f"{number:04}-{consent.state}-{consent.revision}-{consent.study_digest[:16]}.json"
         durable.write_file(folder / name, consent.to_bytes())
         durable.write_file(self._file("consents", consent.study), consent.to_bytes())
-        durable.remove(self._file("endorsements", consent.study))
+        self.remove_endorsement(consent.study)
 
     def consent_history(self, study: str) -> list[Consent]:
         """Each approval and withdrawal of a study, oldest first."""
@@ -260,8 +263,9 @@ class SiteState:
         path = self._file("journal", study)
         return codec.read(path, Journal) if path.exists() else Journal(study)
 
-    def save_journal(self, journal: Journal) -> None:
-        durable.write_file(self._file("journal", journal.study), codec.to_bytes(journal))
+    def save_journal(self, journal: Journal, lasting: durable.Lasting = "all") -> None:
+        """Write it down. With "content", after a loss of power it may be the one before, which goes on as well."""
+        durable.write_file(self._file("journal", journal.study), codec.to_bytes(journal), lasting=lasting)
 
     def _file(self, folder: str, study: str, ending: str = "json") -> Path:
         if not STUDY_NAME.fullmatch(study):

@@ -10,6 +10,7 @@ from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.tensors import TensorManifest
 from wardround.records.aggregation import AggregationSection
+from wardround.records.encoding import EncodingSection
 from wardround.records.plugins import Plugin, PluginSection, plugins_of
 from wardround.records.schema import check
 from wardround.records.study import ReportedSection, StudyFile, StudySection
@@ -48,6 +49,11 @@ def aggregation_in(document: StudyDocument) -> str:
         return ""
     section = check(StudySection, table_of(document, "study"), "study", "study")
     return rule.sentence(len(section.trainers), section.needed)
+
+
+def encoding_in(document: StudyDocument) -> EncodingSection:
+    """How the values of a resolved study's updates leave. Raises BadData: this release does not know it."""
+    return check(EncodingSection, document.get("encoding", {}), "study", "encoding")
 
 
 def plugins_in(document: StudyDocument) -> tuple[Plugin, ...]:
@@ -104,8 +110,13 @@ class Offer:
 
     @property
     def upload(self) -> tuple[TensorSpec, ...]:
-        """The tensors of every update, in the payload's order."""
-        return self.initial_model.specs
+        """The tensors of every update, in the study's encoding and the payload's order."""
+        return self.encoding.encoding.sent(self.initial_model.specs)
+
+    @cached_property
+    def encoding(self) -> EncodingSection:
+        """How the values of an update leave."""
+        return encoding_in(self.document)
 
     @cached_property
     def reported(self) -> ReportedSection:

@@ -12,16 +12,20 @@ from safetensors.numpy import save_file
 
 from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
 from coordinator.studies.study import Study, new_study
+from coordinator.studies.terms import UpdateTerms
 from coordinator.updates import admission
 from coordinator.updates.admission import ADMITTED, Refusal
 from coordinator.updates.receive import Received
 from fl_algorithms.study import ResolvedStudy
 from tests.coordinator.conftest import study_document
 from tests.coordinator.fake_site import Ledger
+from wardround.records.encoding import EncodingSection
 from wardround.records.receipts import LedgerHead
 from wardround.records.study import StudyFile
 from wardround.records.update import LedgerStatement, UploadHeader
-from wardround.tensors.files import TensorFile
+from wardround.tensors import codecs
+from wardround.tensors.encodings import Encoding
+from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 SHARED = (TensorSpec("bias", "F32", (2,)), TensorSpec("weight", "F32", (2, 3)))
@@ -271,13 +275,67 @@ def received(path: Path, **changes: object) -> Received:
 def test_a_payload_is_admitted_if_it_is_whole_and_as_announced(tmp_path: Path) -> None:
     path = tmp_path / "u"
     nothing = replace(HEADER, manifest=Manifest(()))
-    assert admission.admit_payload(received(path), 3.0) == ADMITTED
-    assert admission.admit_payload(received(path), 2.0) == Refusal("TENSOR_NORM")
-    assert admission.admit_payload(received(path, manifest=None), 3.0) == Refusal("PAYLOAD_INCOMPLETE")
-    assert admission.admit_payload(received(path, committed="0" * 64), 3.0) == Refusal("PAYLOAD_DIGEST")
-    assert admission.admit_payload(received(path, manifest=manifest()), 3.0) == Refusal("PAYLOAD_DIGEST", "bias")
+    terms = UpdateTerms(3.0)
+    assert admission.admit_payload(received(path), terms) == ADMITTED
+    assert admission.admit_payload(received(path), UpdateTerms(2.0)) == Refusal("TENSOR_NORM")
+    assert admission.admit_payload(received(path, manifest=None), terms) == Refusal("PAYLOAD_INCOMPLETE")
+    assert admission.admit_payload(received(path, committed="0" * 64), terms) == Refusal("PAYLOAD_DIGEST")
+    assert admission.admit_payload(received(path, manifest=manifest()), terms) == Refusal("PAYLOAD_DIGEST", "bias")
     closing = received(path, header=nothing, spool=None, manifest=None, committed=Manifest(()).digest())
-    assert admission.admit_payload(closing, 3.0) == ADMITTED
+    assert admission.admit_payload(closing, terms) == ADMITTED
+
+
+INT8, TOPK, BFLOAT16 = Encoding("int8", block=8), Encoding("topk", fraction=0.25), Encoding("bfloat16")
+MATRIX = TensorSpec("weight", "F32", (4, 8))
+INDEX = "model_index/weight"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "changed", "refusal"),
+    [
+        (BFLOAT16, {}, None),
+        (BFLOAT16, {"weight": np.full((4, 8), 0x7F80, "<u2")}, Refusal("TENSOR_NOT_FINITE", "weight")),
+        (BFLOAT16, {"weight": np.full((4, 8), 0x4170, "<u2")}, Refusal("TENSOR_NORM")),  # of 15
+        (INT8, {}, None),
+        (INT8, {"weight": np.full((4, 8), -128, "i1")}, Refusal("TENSOR_ENCODING", "weight")),
+        (INT8, {"model_scale/weight": np.full(4, -1, "<f4")}, Refusal("TENSOR_ENCODING", "model_scale/weight")),
+        (INT8, {"model_scale/weight": np.full(4, np.nan, "<f4")}, Refusal("TENSOR_NOT_FINITE", "weight")),
+        (INT8, {"model_scale/weight": np.full(4, np.inf, "<f4")}, Refusal("TENSOR_NOT_FINITE", "weight")),
+        (INT8, {"model_scale/weight": np.full(4, 1e38, "<f4")}, Refusal("TENSOR_NOT_FINITE", "weight")),
+        (INT8, {"model_scale/weight": np.full(4, 9, "<f4")}, Refusal("TENSOR_NORM")),
+        (TOPK, {}, None),
+        (TOPK, {INDEX: np.array([*range(7), 32], "<i4")}, Refusal("TENSOR_ENCODING", INDEX)),
+        (TOPK, {INDEX: np.array([-1, *range(7)], "<i4")}, Refusal("TENSOR_ENCODING", INDEX)),
+        (TOPK, {INDEX: np.array([0, *range(7)], "<i4")}, Refusal("TENSOR_ENCODING", INDEX)),
+        (TOPK, {INDEX: np.arange(8)[::-1].astype("<i4")}, Refusal("TENSOR_ENCODING", INDEX)),
+        (TOPK, {"weight": np.full(8, np.nan, "<f4")}, Refusal("TENSOR_NOT_FINITE", "weight")),
+        (TOPK, {"weight": np.full(8, 50, "<f4")}, Refusal("TENSOR_NORM")),
+    ],
+)  # fmt: skip
+def test_what_an_encoding_never_writes_is_refused_and_the_values_are_judged_as_they_are_read(
+    encoding: Encoding, changed: dict[str, np.ndarray], refusal: Refusal | None, tmp_path: Path
+) -> None:
+    numbers = codecs.encoded(encoding, MATRIX, np.linspace(-1, 1, 32, dtype="<f4")) | changed
+    specs = encoding.sent((MATRIX,))
+    (tmp_path / "u").write_bytes(file_header(specs) + b"".join(numbers[spec.key].tobytes() for spec in specs))
+    with TensorFile(tmp_path / "u") as file:
+        whole = file.manifest()
+    update = received(
+        tmp_path / "v", header=replace(HEADER, manifest=whole), spool=tmp_path / "u", manifest=whole,
+        committed=whole.digest(),
+    )  # fmt: skip
+    assert admission.admit_payload(update, UpdateTerms(20.0, encoding, (MATRIX,))) == (refusal or ADMITTED)
+
+
+def test_a_study_with_an_encoding_takes_its_tensors_and_no_others() -> None:
+    shared = (MATRIX,)
+    file = FILE.file.model_copy(update={"encoding": EncodingSection.model_validate({"name": "bfloat16"})})
+    study = replace(STUDY, resolved=ResolvedStudy(file), manifest=manifest(shared))
+    as_float32 = replace(HEADER, manifest=manifest(shared))
+    assert admission.declaration_refusal("alpha", as_float32, study) == Refusal("MANIFEST_DTYPE", "weight")
+    as_bfloat16 = replace(HEADER, manifest=manifest((TensorSpec("weight", "BF16", (4, 8)),)))
+    assert admission.declaration_refusal("alpha", as_bfloat16, study) is None
+    assert study.bytes_per_update == 64
 
 
 def test_a_good_payload_of_a_round_that_closed_meanwhile_does_not_count() -> None:

@@ -10,6 +10,7 @@ import pytest
 from coordinator.storage import database, tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
+from coordinator.studies.terms import UpdateTerms
 from coordinator.updates import receive
 from coordinator.updates.receive import Reception, Receptions
 from tests.coordinator.test_admission import HEADER
@@ -47,7 +48,7 @@ class Receiver:
             )  # fmt: skip
 
     def reception(self, header: UploadHeader = OPENED, durable: int = 0) -> Reception:
-        reception = Reception("alpha", header, self.store, self.blobs, durable, None)
+        reception = Reception("alpha", header, self.store, self.blobs, durable, UpdateTerms())
         reception.prepare()
         return reception
 
@@ -138,12 +139,12 @@ def test_while_an_update_is_judged_no_other_stream_takes_its_spool(receiver: Rec
 def test_a_site_has_two_receptions_at_most_and_one_of_an_upload(receiver: Receiver) -> None:
     receptions = Receptions()
     receptions.refuse_crowd("alpha", OPENED.upload_id)
-    first = Reception("alpha", OPENED, receiver.store, receiver.blobs, 0, None)
+    first = Reception("alpha", OPENED, receiver.store, receiver.blobs, 0, UpdateTerms())
     receptions.add(first)
     with pytest.raises(TryAgain, match="site `alpha` has 1 uploads under way"):
         receptions.refuse_crowd("alpha", OPENED.upload_id)
     receptions.refuse_crowd("alpha", "cd" * 16)
-    other = Reception("alpha", replace(OPENED, upload_id="cd" * 16), receiver.store, receiver.blobs, 0, None)
+    other = Reception("alpha", replace(OPENED, upload_id="cd" * 16), receiver.store, receiver.blobs, 0, UpdateTerms())
     receptions.add(other)
     with pytest.raises(TryAgain, match="site `alpha` has 2 uploads under way"):
         receptions.refuse_crowd("alpha", "ef" * 16)
@@ -154,7 +155,7 @@ def test_a_site_has_two_receptions_at_most_and_one_of_an_upload(receiver: Receiv
 
 def test_only_the_reception_on_the_list_can_be_taken_off_it(receiver: Receiver) -> None:
     receptions = Receptions()
-    older, newer = receiver.reception(), Reception("alpha", OPENED, receiver.store, receiver.blobs, 0, None)
+    older, newer = receiver.reception(), Reception("alpha", OPENED, receiver.store, receiver.blobs, 0, UpdateTerms())
     receptions.add(older)
     receptions.add(newer)
     receptions.close(older)

@@ -11,16 +11,19 @@ from torch import nn
 
 from fl_algorithms import registry
 from fl_algorithms.engine.algorithm import Algorithm, Context, Share, compute_logits
+from fl_algorithms.engine.encoding import arrived
 from fl_algorithms.engine.judging import validation_loss
-from fl_algorithms.engine.partition import describe, initial_model, task_of
+from fl_algorithms.engine.partition import DTYPES, describe, initial_model, specs_of, task_of
 from fl_algorithms.engine.session import Restored, SessionState
 from fl_algorithms.engine.training import Diverged
+from fl_algorithms.resolving import resolve
 from fl_algorithms.settings.targets import CLASS_METRICS
 from fl_algorithms.study import ResolvedStudy
 from fl_algorithms.tasks.base import SiteData, Split
 from tests import reference
-from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, plus, session_of, start_of, toy_data, toy_study
+from tests.fl_algorithms.toys import FENDA, TWO_NETWORKS, plus, session_of, start_of, study_tables, toy_data, toy_study
 from wardround.errors import BadData
+from wardround.records.study import StudyFile
 from wardround.tensors.manifests import TensorSpec
 
 METHODS = ["fedavg", "fenda", "fedsoup", "silo", "two-networks"]
@@ -40,7 +43,8 @@ def run_rounds(study: ResolvedStudy, *, restart: bool) -> tuple[list[Any], Sessi
             state = SessionState(state.tensors, json.loads(json.dumps(state.meta)))
             session = session_of(study, state=state)
         results.append(session.train(round_number, base))
-        base = plus(base, results[-1])
+        uplink = arrived(study.encoding, upload_of(study), results[-1].uplink)
+        base = plus(base, replace(results[-1], uplink=uplink))
     results.append(session.validate(study.study.rounds + 1, base))
     return results, session.export_state()
 
@@ -67,6 +71,61 @@ def test_save_restart_and_resume_equals_an_uninterrupted_run(algorithm: str, lif
             assert same_bits(mine.tensors, theirs.tensors)
     assert whole_state.meta == parts_state.meta
     assert same_bits(whole_state.tensors, parts_state.tensors)
+
+
+ENCODINGS = [{"name": "bfloat16"}, {"name": "int8", "block": 8}, {"name": "topk", "fraction": 0.3}]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: str(encoding["name"]))
+def test_what_an_encoding_leaves_out_survives_a_restart_and_is_never_lost(encoding: dict[str, Any]) -> None:
+    study = encoded_study("fedavg", encoding)
+    whole, whole_state = run_rounds(study, restart=False)
+    parts, parts_state = run_rounds(study, restart=True)
+    for one, other in zip(whole, parts, strict=True):
+        assert one.uplink.keys() == other.uplink.keys()
+        assert all(same_bits(one.uplink[bundle], other.uplink[bundle]) for bundle in one.uplink)
+    assert same_bits(whole_state.tensors, parts_state.tensors)
+    left = [key for key in whole_state.tensors if key.startswith("rest/")]
+    assert any(whole_state.tensors[key].any() for key in left)
+
+    session, start = session_of(study), start_of(study)
+    first = session.train(1, start)
+    specs = upload_of(study)
+    sent = arrived(study.encoding, specs, first.uplink)
+    rest = session.export_state().tensors
+    computed = session_of(encoded_study("fedavg", {"name": "float32"})).train(1, start).uplink
+    for spec in specs:  # what left and what is kept are together what was computed
+        kept = rest.get(f"rest/{spec.key}", torch.zeros(spec.shape))
+        assert torch.allclose(sent["model"][spec.name] + kept, computed["model"][spec.name], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: str(encoding["name"]))
+def test_an_encoding_leaves_exactly_what_is_described_and_without_feedback_keeps_nothing(
+    encoding: dict[str, Any],
+) -> None:
+    study = encoded_study("fenda", {**encoding, "error_feedback": False})
+    session = session_of(study)
+    uplink = session.train(1, start_of(study)).uplink
+    described = describe(study, "ash")
+    assert {
+        (bundle, name, tuple(tensor.shape), DTYPES[tensor.dtype])
+        for bundle, tensors in uplink.items()
+        for name, tensor in tensors.items()
+    } == {(spec.bundle, spec.name, spec.shape, spec.dtype) for spec in described.upload}
+    assert not any(key.startswith("rest/") for key in session.export_state().tensors)
+    assert not any(row.name.startswith("rest/") for row in described.private)
+    kept = describe(encoded_study("fenda", encoding), "ash").private
+    assert "what an update leaves out, for the next" in {row.why for row in kept}
+
+
+def encoded_study(algorithm: str, encoding: dict[str, Any]) -> ResolvedStudy:
+    file = StudyFile.model_validate({**study_tables(algorithm), "encoding": encoding})
+    return resolve(file, lab=True)
+
+
+def upload_of(study: ResolvedStudy) -> tuple[TensorSpec, ...]:
+    """The float32 tensors that a site says the values of."""
+    return tuple(specs_of(initial_model(study)))
 
 
 def test_a_round_that_is_run_again_gives_the_same_bits() -> None:

@@ -80,9 +80,15 @@ EVALUATED: dict[str, dict[str, Any]] = {
     "fedavg": {"model": NORMED, "study": {"roles": {"cedar": "evaluate"}}},
     "scaffold": {"study": {"roles": {"cedar": "evaluate"}}},
 }
+# Updates in an encoding, whose rests are kept at the sites from one round to the next.
+ENCODED: dict[str, dict[str, Any]] = {
+    "fedprox": {"model": NORMED, "encoding": {"name": "bfloat16"}},
+    "fedavgm": {"encoding": {"name": "int8", "block": 8}},
+    "ditto": {"encoding": {"name": "topk", "fraction": 0.2}},
+}
 FOR_MASKS = {name for name, row in registry.METHODS.items() if DEPTHS in row.needs}  # test_images.py has them
 DISTILLING = sorted(name for name, row in registry.METHODS.items() if row.public_data == rows.COORDINATOR)
-AGAIN = [*((name, UNLIKE) for name in DISTILLING), *ROBUST.items(), *EVALUATED.items()]
+AGAIN = [*((name, UNLIKE) for name in DISTILLING), *ROBUST.items(), *EVALUATED.items(), *ENCODED.items()]
 METHODS = sorted(name for name, row in registry.METHODS.items() if not row.lab_only and name not in FOR_MASKS)
 
 
@@ -107,7 +113,7 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Reso
         "training": {"local_steps": 3, "batch_size": 8, **plain, **told.get("training", {})},
         "reported": {"metrics": ["val_loss", "accuracy"]},
         "public_data": {"digest": hashlib.sha256(table(PUBLIC_ROWS, seed=9).encode()).hexdigest(), "rows": PUBLIC_ROWS},
-        **{table: told[table] for table in ("networks", "assigned", "aggregation") if table in told},
+        **{table: told[table] for table in ("networks", "assigned", "aggregation", "encoding") if table in told},
     }
     return resolve(StudyFile.model_validate(tables))
 
@@ -124,9 +130,13 @@ def table(rows: int, seed: int) -> str:
 
 def policy_for(studies: list[ResolvedStudy]) -> str:
     """A policy that allows each of ``studies`` all that it asks."""
-    shared = {spec.key for study in studies for site in SITES for spec in describe(study, site).upload}
-    statistics = sorted(key for key in shared if key.rpartition(".")[2] in ("running_mean", "running_var"))
+    shared = {spec for study in studies for site in SITES for spec in describe(study, site).upload}
+    statistics = sorted(
+        {spec.key for spec in shared if spec.name.rpartition(".")[2] in ("running_mean", "running_var")}
+    )
     rules = "".join(f"  {{ match = {json.dumps(match)} }},\n" for match in ["*", *statistics])
+    encoded = sorted({(spec.key, spec.dtype) for spec in shared if spec.dtype != "F32"})
+    rules += "".join(f"  {{ match = {json.dumps(key)}, dtype = [{json.dumps(dtype)}] }},\n" for key, dtype in encoded)
     return (
         f'[study]\ncoordinator = "{Name(FEDERATION, "coordinator").uri}"\nstudies = ["*"]\n'
         f"[tensors]\nallow = [\n{rules}]\n"

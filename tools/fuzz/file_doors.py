@@ -11,6 +11,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
+
 from site_agent import audit
 from site_agent.audit import bundle, export, reconcile, show
 from site_agent.gateway.consent import approvals as consents
@@ -47,14 +49,17 @@ from tools.fuzz.examples import (
 )
 from tools.fuzz.formats import in_csv, in_pem, in_safetensors, in_toml, of_tar
 from tools.fuzz.mutate import BYTES, JSON_LINES, Mutator, frames, in_json, inside_text, of_frames, of_lines, parts, pick
-from wardround.errors import WardroundError
+from wardround.errors import BadData, WardroundError
 from wardround.records.invitation import PREFIX, Invitation
 from wardround.records.ledger.entries import IdentityEntry, UploadEntry
 from wardround.records.receipts import EMPTY_HEAD, LedgerHead, Receipt, line_hash, next_head
 from wardround.records.study import load
 from wardround.records.trainer import DataFiles, Trained, request_from
 from wardround.signing import canonical, certificates, dsse
+from wardround.tensors.codecs import Decoded, encoded, fault
+from wardround.tensors.encodings import Encoding
 from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import TensorSpec
 
 LINES, HEADS = "000001.jsonl", "heads.jsonl"
 
@@ -458,6 +463,33 @@ def _tensor_files(folder: Path) -> Door:
     return Door([tensor_file(0), tensor_file(1, note={"card": "{}"})], in_safetensors, take)
 
 
+def _encoded(folder: Path) -> Door:
+    """The payload of an update in an encoding, as the coordinator judges it and then reads values out of it."""
+    path = folder / "encoded.safetensors"
+    weight = TensorSpec("weight", "F32", (6, 50))
+    encodings = (Encoding("bfloat16"), Encoding("int8", block=32), Encoding("topk", fraction=0.1))
+    values = np.random.default_rng(1).standard_normal(300).astype("<f4")
+
+    def seed(number: int, encoding: Encoding) -> bytes:
+        numbers = encoded(encoding, weight, values)
+        return bytes([number]) + b"".join(numbers[spec.key].tobytes() for spec in encoding.sent((weight,)))
+
+    def take(data: bytes) -> None:
+        encoding = encodings[(data[0] if data else 0) % len(encodings)]
+        specs = encoding.sent((weight,))
+        size = sum(spec.bytes for spec in specs)
+        path.write_bytes(file_header(specs) + data[1 : 1 + size].ljust(size, b"\0"))
+        with TensorFile(path) as file:
+            if strange := fault(encoding, (weight,), file):
+                raise BadData(f"`{strange}` holds what the encoding never writes", code="TENSOR_ENCODING")
+            read = Decoded(encoding, (weight,), file)
+            pieces = [read.block("weight", start, min(70, 300 - start)) for start in range(0, 300, 70)]
+            if np.concatenate(pieces).tobytes() != read.block("weight", 0, 300).tobytes():
+                raise Broken("in pieces it has other values")
+
+    return Door([seed(number, one) for number, one in enumerate(encodings)], BYTES, take)
+
+
 def _vault(folder: Path) -> Door:
     """The trainer's private state and checkpoints of a study, damaged."""
     manifest, _ = tensors(1)
@@ -594,6 +626,7 @@ TARGETS = [
     Target("study.file", "study files", _study_file, 20),
     Target("study.settings", "--set", _settings, 15),
     Target("tensors", "safetensors files", _tensor_files, 40),
+    Target("tensors.encoded", "payloads of encoded updates", _encoded, 40),
     Target("bundle", "an auditor's archive, by both verifiers", _bundle, 20),
     Target("trainer.vault", "private state and checkpoints", _vault, 15),
     Target("trainer.request", "requests to the trainer", _requests, 20),

@@ -27,7 +27,16 @@ def own_tensors(study: StudyFile, site: str, specs: Sequence[TensorSpec]) -> dic
 
 
 def uploaded(study: StudyFile, site: str, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """What every update of ``site`` holds: its own tensors; nothing where it only evaluates."""
+    """What every update of ``site`` holds: its own tensors, in the study's encoding; nothing where it only evaluates.
+
+    Raises:
+        BadData: the encoding cannot write these.
+    """
+    return study.encoding.encoding.sent(encoded_of(study, site, specs))
+
+
+def encoded_of(study: StudyFile, site: str, specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The float32 tensors that an update of ``site`` says the values of."""
     return () if site in study.study.evaluators else tuple(own_tensors(study, site, specs).values())
 
 

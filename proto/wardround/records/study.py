@@ -11,6 +11,7 @@
     [reported]     which numbers leave beside the tensors, and how exactly
     [limits]       how much one site may move the model
     [aggregation]  how the sites' updates become one, where it is not their mean
+    [encoding]     how exactly the values of an update leave
     [secure_aggregation]  that the coordinator learns sums alone
     [public_data]  a set without patients that every party holds a copy of, for the methods that need one
     [plugins.X]    the code of others that the study runs; resolving writes it, with a digest
@@ -30,6 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from wardround.errors import BadData, UsageProblem
 from wardround.records.aggregation import AggregationSection
+from wardround.records.encoding import EncodingSection as EncodingSection
 from wardround.records.participation import SITE_NAME as SITE_NAME
 from wardround.records.participation import STUDY_NAME as STUDY_NAME
 from wardround.records.participation import StudySection as StudySection
@@ -185,6 +187,7 @@ class StudyFile(Strict):
     reported: ReportedSection = ReportedSection()
     limits: LimitsSection = LimitsSection()
     aggregation: AggregationSection = AggregationSection()
+    encoding: EncodingSection = EncodingSection()
     secure_aggregation: SecureAggregationSection | None = None
     public_data: PublicDataSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]
@@ -236,6 +239,11 @@ class StudyFile(Strict):
         else:
             rule = document["aggregation"]
             document["aggregation"] = {key: value for key, value in rule.items() if value is not None}
+        if self.encoding.encoding.is_lossy:
+            chosen = document["encoding"]
+            document["encoding"] = {key: value for key, value in chosen.items() if value is not None}
+        else:
+            del document["encoding"]
         return document
 
     def bounds(self) -> tuple[str, ...]:
@@ -254,7 +262,8 @@ class StudyFile(Strict):
             norm = "nothing limits an update's norm" if rule.is_mean else "no update is left out for its norm"
         rows = f"a site reports at most {limits.max_examples} rows, and {limits.count_growth:g} times its first report"
         said = () if rule.is_mean else (rule.sentence(len(self.study.trainers), self.study.needed),)
-        return (*said, weight, norm, rows)
+        written = (self.encoding.sentence,) if self.encoding.encoding.is_lossy else ()
+        return (*said, weight, norm, rows, *written)
 
     def digest(self, initial_model: str) -> str:
         """The study's digest (hex) with the digest (hex) of its initial model."""

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 Data = bytes  # where a class has a property of that name
 MAX_HEADER = 1024 * 1024
+NUMPY = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U8": "u1", "BOOL": "?",
+}  # fmt: skip
 
 
 def file_header(specs: Iterable[TensorSpec], note: dict[str, str] | None = None) -> bytes:
@@ -70,6 +74,7 @@ class TensorFile:
         except BaseException:
             os.close(self._descriptor)
             raise
+        self._dtypes = {spec.key: spec.dtype for spec in self.specs}
         self._offsets: dict[str, int] = {}
         offset = self._data
         for spec in self.specs:
@@ -130,6 +135,14 @@ class TensorFile:
         import numpy  # what has only names and shapes of tensors starts without it
 
         return numpy.frombuffer(self.read(self._offsets[key] + start * 4, count * 4), dtype="<f4")
+
+    def numbers(self, key: str, start: int, count: int) -> "NDArray[np.generic]":
+        """As ``block``, of a tensor of any dtype and in that; of bfloat16 its bits, which numpy has no dtype for."""
+        import numpy
+
+        dtype = numpy.dtype(NUMPY[self._dtypes[key]])
+        size = dtype.itemsize
+        return numpy.frombuffer(self.read(self._offsets[key] + start * size, count * size), dtype=dtype)
 
     def place(self, key: str) -> int:
         """The byte of the file at which a tensor begins."""

@@ -49,6 +49,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEDGER_SIGNATURE: _ClassVar[RefusalCode]
     TOO_BUSY: _ClassVar[RefusalCode]
     NOT_RECEIVED: _ClassVar[RefusalCode]
+    TENSOR_ENCODING: _ClassVar[RefusalCode]
     DECLINED_NOT_APPROVED: _ClassVar[RefusalCode]
     DECLINED_WITHDRAWN: _ClassVar[RefusalCode]
     DECLINED_DATA_CHANGED: _ClassVar[RefusalCode]
@@ -110,6 +111,7 @@ LEDGER_FORK: RefusalCode
 LEDGER_SIGNATURE: RefusalCode
 TOO_BUSY: RefusalCode
 NOT_RECEIVED: RefusalCode
+TENSOR_ENCODING: RefusalCode
 DECLINED_NOT_APPROVED: RefusalCode
 DECLINED_WITHDRAWN: RefusalCode
 DECLINED_DATA_CHANGED: RefusalCode

@@ -41,6 +41,7 @@ UNDER = {  # where a setting stands, by the longest of these that its name begin
     "study.": TAKES_PART, "study.seed": COMPUTED, "study.threads": COMPUTED, "task.": COMPUTED, "model.": COMPUTED,
     "networks.": COMPUTED, "assigned.": COMPUTED, "algorithm.": COMPUTED, "training.": COMPUTED,
     "checkpoints.": COMPUTED, "public_data.": COMPUTED, "plugins.": COMPUTED, "reported.": LEAVES,
+    "encoding.": LEAVES,
 }  # fmt: skip
 PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 PLAIN_TEXT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:/+ -]*[A-Za-z0-9_])?|-?[0-9.]+(?:e[+-]?[0-9]+)?")
@@ -155,6 +156,8 @@ def account(
     lines[COMPUTED].append(("this site", trains(described).removeprefix("This site ")))
     if not offer.upload:
         lines[COMPUTED][-1] = ("this site", EVALUATES)
+    if offer.encoding.encoding.is_lossy:
+        lines[LEAVES].append(("values", offer.encoding.sentence))
     lines[LEAVES] += [*_tensors("leaves", offer.upload), *_sums(offer), *_numbers(offer)]
     lines[OWN].append(("own model", exposed(described.exposure, described.personalized)))
     lines[STAYS] += _stays(offer, described)

@@ -121,8 +121,9 @@ class LedgerState:
                 self.numbers[line.ts[:10]] += 1
             case SummaryEntry() as summary:
                 self.numbers[line.ts[:10]] += summary.numbers
-                told = zip(summary.columns, summary.sources or (), strict=False)
-                self.summarized |= {own: (summary.request, line.ts) for column, own in told if not column.absent}
+                absent = {place for place, column in enumerate(summary.columns) if column.absent}
+                told = [own for place, own in enumerate(summary.sources or ()) if own and place not in absent]
+                self.summarized |= dict.fromkeys(told, (summary.request, line.ts))
             case PolicyEntry() as policy:
                 self.policy = policy.sha256 or ""
             case HoldEntry() as hold:

@@ -9,17 +9,19 @@ import numpy as np
 from site_agent.gateway.consent import approvals as consents
 from site_agent.state.directory import Consent
 from wardround.records.ledger.entries import TensorRow
+from wardround.tensors.codecs import widened
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
-BLOCK = 64 * 1024  # float32 elements looked at in one piece
+BLOCK = 64 * 1024  # elements looked at in one piece
+Measured = tuple[Manifest, list[TensorRow]]
 
 
-def measure(file: Path, consent: Consent) -> tuple[Manifest, list[TensorRow]]:
+def measure(file: Path, consent: Consent) -> Measured:
     """The manifest of an update's file, and its tensors' rows in the ledger.
 
-    Reads the file once, 256 KiB at a time. Norm and largest magnitude are over the finite values; ``nonfinite`` counts
-    the others, with which nothing leaves.
+    Reads the file once, 64 Ki values at a time. Norm and largest magnitude are over the finite values; ``nonfinite``
+    counts the others, with which nothing leaves. In an encoding they are of the numbers that leave, as they leave.
 
     Raises:
         BadData: the file does not hold exactly the approved tensors.
@@ -34,15 +36,17 @@ def _row(tensors: TensorFile, spec: TensorSpec) -> TensorRow:
     digest, squares, largest, nonfinite = hashlib.sha256(), 0.0, 0.0, 0
     count = math.prod(spec.shape)
     for start in range(0, count, BLOCK):
-        block = tensors.block(spec.key, start, min(BLOCK, count - start))
+        block = tensors.numbers(spec.key, start, min(BLOCK, count - start))
         digest.update(block.data)
-        wide = block.astype(np.float64)
-        finite = np.isfinite(wide)
-        if not finite.all():
+        wide = (widened(block) if spec.dtype == "BF16" else block).astype(np.float64)
+        square = float(np.einsum("i,i->", wide, wide))  # one thread; a BLAS would wake one for each core
+        if not math.isfinite(square):  # squares of float32 are finite in float64, and so is their sum
+            finite = np.isfinite(wide)
             nonfinite += int(wide.size - finite.sum())
             wide = wide[finite]
-        squares += float(np.einsum("i,i->", wide, wide))  # one thread; a BLAS would wake one for each core
-        largest = max(largest, float(np.abs(wide).max(initial=0.0)))
+            square = float(np.einsum("i,i->", wide, wide))
+        squares += square
+        largest = max(largest, float(wide.max(initial=0.0)), -float(wide.min(initial=0.0)))
     return TensorRow(
         bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=spec.shape, encoding="raw", bytes=spec.bytes,
         sha256=digest.hexdigest(), l2=f"{math.sqrt(squares):.9e}", max_abs=f"{largest:.9e}", nonfinite=nonfinite,

@@ -3,7 +3,7 @@
 Judges only: no file, no network.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -86,12 +86,12 @@ def decide_fit(policy: Policy, study: str, coordinator: str, counts: str) -> lis
 
 
 def decide_summary(
-    policy: Policy, request: str, coordinator: str, columns: Mapping[str, str], numbers: int, of_day: int
+    policy: Policy, request: str, coordinator: str, columns: Iterable[tuple[str, str]], numbers: int, of_day: int
 ) -> list[Decision]:
     """The decision on figures of a table, for a summary request.
 
     Args:
-        columns: what the request calls each column -> what this site does; "" where it has none.
+        columns: what the request calls each column that is read, and what this site does; "" where it has none.
         numbers: how many would leave, after ``of_day`` others of this day (UTC).
     """
     table = policy.statistics
@@ -99,7 +99,7 @@ def decide_summary(
     named = next((pattern for pattern in table.requests if fnmatchcase(request, pattern)), None)
     rule = f"statistics.requests = {named!r}" if named else "statistics.requests names no such request"
     decisions.append(Decision(f"figures for `{request}`", named is not None, rule))
-    for name, here in columns.items():
+    for name, here in columns:
         denied = next((text for text in table.deny for one in (name, here) if one and fnmatchcase(one, text)), None)
         if denied is not None:
             decisions.append(Decision(f"column `{name}`", False, f"statistics.deny {denied!r}"))

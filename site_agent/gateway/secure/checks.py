@@ -18,6 +18,7 @@ from wardround.records.assignment import Assignment
 from wardround.records.ledger.secure import MISSED, OTHER, AgreedEntry, OpenedEntry, SumCheckedEntry
 from wardround.records.secure_messages import SumEvidence
 from wardround.signing import canonical
+from wardround.tensors.files import TensorFile
 
 NO_MODEL = canonical.digest("")  # in a line about a sum whose model nobody here has
 log = logging.getLogger(__name__)
@@ -142,7 +143,11 @@ class SumChecks:
         if not digest:
             return None
         path = self.attempts.model(study, digest)
-        return path if path.exists() else None
+        try:
+            with TensorFile(path) as file:
+                return path if file.manifest().digest() == digest else None
+        except BadData:
+            return None  # gone, or torn by a loss of power
 
     def _note(self, opened: OpenedEntry, model: str, found: Checked) -> None:
         self.ledger.append(SumCheckedEntry(

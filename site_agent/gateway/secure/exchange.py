@@ -98,6 +98,11 @@ class SecureRounds:
         """How the update of an assignment that ``begin`` has begun gets its masks."""
         return Masking(partial(self._masked, journal, consent, interrupt), self._state.save_commitment)
 
+    def begun(self, assignment: Assignment, journal: Journal, consent: Consent, interrupt: Interrupt) -> Masking:
+        """``begin``, then ``masking``."""
+        self.begin(assignment, consent)
+        return self.masking(journal, consent, interrupt)
+
     def _masked(self, journal: Journal, consent: Consent, interrupt: Interrupt) -> MaskedUpdate:
         """The update with its masks, in the gateway's own file, signed. Waits for the shares of the others.
 

@@ -165,11 +165,11 @@ class ConsentEntry(BaseEntry):
     """A study was approved, or the approval withdrawn.
 
     Where the policy wants several people, those before the last one have endorsed it: nothing is in force by that.
-    ``also_by``: who did, of an approval.
+    ``also_by``: who did, of an approval, or of endorsements that ``by`` took back.
     """
 
     type = "consent"
-    event: str  # approved, withdrawn, endorsed
+    event: str  # approved, withdrawn, endorsed, taken back
     study: str
     revision: int | None = None
     study_digest: Unjudged | None = None
