@@ -5,6 +5,7 @@ What a coordinator cannot do when it sees no single update is refused here, each
 
 from fl_algorithms import registry
 from fl_algorithms.rows import MEAN, MethodRow
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.records.secure_aggregation import SecureAggregationSection
 from wardround.records.study import StudyFile
@@ -18,6 +19,14 @@ def why_single(row: MethodRow) -> str:
     if row.single_updates or row.server == MEAN or registry.is_ours("method", row.name):
         return row.single_updates
     return PLUGIN
+
+
+def averages(study: ResolvedStudy) -> bool:
+    """Whether the next model is the last one and the mean of the updates, and nothing else: a sum gives its bits."""
+    brought = study.brought_method
+    if brought is not None:
+        return brought.aggregates == "mean" and study.aggregation.is_mean
+    return (study.method.settings.server_wrapper or study.method.row.server) == MEAN and study.aggregation.is_mean
 
 
 def summable() -> list[str]:

@@ -140,6 +140,16 @@ def move(source: Path, target: Path) -> None:
         sync_folder(source.parent)
 
 
+def link(source: Path, name: Path) -> None:
+    """Give a file a further name on the same disk, durably. One that is there by that name is replaced."""
+    temporary = _temporary(name)
+    with _naming(name):
+        temporary.hardlink_to(source)
+        temporary.replace(name)
+        temporary.unlink(missing_ok=True)  # where both were names of one file already
+    sync_folder(name.parent)
+
+
 def remove(path: Path, *, lasting: bool = True) -> None:
     """Remove a file or a folder with all in it, durably. A missing one is no error.
 
