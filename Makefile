@@ -43,7 +43,7 @@ check: dev
 	@$(BIN)/python -m tools.check $(FILES)
 
 chaos: dev
-	@$(BIN)/python -m pytest -n 2 -m "chaos$(if $(WITHOUT), and not $(WITHOUT))"
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "chaos$(if $(WITHOUT), and not $(WITHOUT))"
 
 attacks: dev
 	@$(BIN)/python -m pytest -n 2 --attack-table tests/attacks

@@ -240,7 +240,7 @@ class PolicyEnforcement:
         policy = self._policy_for(attempt)
         request = StudyRequest(
             attempt.study, self.coordinator, specs, metrics, reported.digits, reported.counts, consent.validation_rows,
-            exposure=consent.exposure, plugins=consent.plugins,
+            exposure=consent.exposure, plugins=consent.plugins, secure=consent.is_secure,
         )  # fmt: skip
         size = sum(spec.bytes for spec in specs)
         people = decide_approval(policy, len(consent.people))
