@@ -23,7 +23,7 @@ from coordinator.answers import (
 from coordinator.context import Context
 from coordinator.journal import Journal
 from coordinator.journal_records import JournalCopied, JournalText
-from coordinator.member_answers import ReceiptsCopied, RolledOver
+from coordinator.member_answers import Noted, ReceiptsCopied, RolledOver
 from coordinator.requests import Request, request_from
 from coordinator.storage import tables
 from coordinator.studies.state import ENDED
@@ -123,6 +123,8 @@ class Administration:
                 return self._copy_journal(progress)
             case requests.MakeSnapshot():
                 return backups.snapshot(self._context)
+            case requests.NoteExport():
+                return Noted(federation=self._context.config.federation)
             case requests.ShowStatus():
                 return self.studies.status(request.study)
             case requests.ShowFits():

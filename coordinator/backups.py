@@ -2,6 +2,7 @@
 
 BACKUP/backup.json                          of when and of whom, and the SHA-256 of every other file
 BACKUP/config.toml, authority/, keys/       the federation's identity: as secret as the state directory itself
+BACKUP/dashboard/                           who may log in to the dashboard: salted hashes
 BACKUP/coordinator.db                       what was committed at one moment, from a server too
 BACKUP/blobs/{models,uploads,public_data}/  the files that it names
 
@@ -285,11 +286,12 @@ def _copied_whole(source: Path, target: Path, digest: str) -> bool:
 
 
 def _plain_files(state: State) -> Iterator[tuple[Path, Path]]:
-    """Configuration, keys and public data sets, each with its name in a backup."""
+    """Configuration, keys, the dashboard's users and public data sets, each with its name in a backup."""
     yield state.config_file, Path(SETTINGS)
     blobs = state.blob_folder(state.config().storage)
     folders = (state.authority, state.authority.name), (state.receipt_key_file.parent, "keys")
-    for folder, name in (*folders, (blobs / "public_data", "blobs/public_data")):
+    dashboard = (state.users_file.parent, "dashboard")
+    for folder, name in (*folders, dashboard, (blobs / "public_data", "blobs/public_data")):
         for path in _files_of(folder) if folder.is_dir() else ():
             yield path, Path(name) / path.relative_to(folder)
 

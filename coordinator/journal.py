@@ -81,13 +81,21 @@ class Journal:
         return number
 
     def lines(self) -> Iterator[str]:
-        """Each line, the oldest first."""
-        table, last = tables.JournalLine, 0
+        """Each line, the oldest first.
+
+        Raises:
+            BadData: the head that stands beside a line is not that of the lines up to it: one of them was changed.
+        """
+        table, last, head = tables.JournalLine, 0, EMPTY_HEAD
         while True:
             with self._store.read() as session:
                 chosen = sa.select(table).where(table.number > last).order_by(table.number).limit(PAGE)
                 page = session.scalars(chosen).all()
-            yield from (row.line for row in page)
+            for number, row in enumerate(page, last + 1):
+                head = _after(head, row.line.encode())
+                if (row.number, row.head) != (number, head):
+                    raise BadData(f"line {number} of the journal is not the one that was written")
+                yield row.line
             if len(page) < PAGE:
                 return
             last = page[-1].number

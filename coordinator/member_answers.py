@@ -40,6 +40,12 @@ class ReceiptsCopied(Answer):
     receipts: int
 
 
+class Noted(Answer):
+    """The command is in the journal."""
+
+    federation: str
+
+
 class RolledOver(Answer):
     """The ledger that a site keeps from now on, and the id of the one before ("" if there was none)."""
 

@@ -181,6 +181,12 @@ class MakeSnapshot(Request):
     command: Literal["snapshot"] = "snapshot"
 
 
+class NoteExport(Request):
+    """Write down that the keys are about to go into a file for a standby, which the command makes itself."""
+
+    command: Literal["standby-export"] = "standby-export"
+
+
 class ShowStatus(StudyRequest):
     """The status of a study now."""
 
@@ -253,9 +259,8 @@ _KINDS: dict[object, type[Request]] = {
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
         CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, EditStudy, ShowStatus, ShowFits,
-        ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, CopyJournal, WatchAll, CreateSummary,
-        ListSummaries,
-        ShowSummary, CloseSummary,
+        ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, NoteExport, CopyJournal, WatchAll,
+        CreateSummary, ListSummaries, ShowSummary, CloseSummary,
     )
 }  # fmt: skip
 

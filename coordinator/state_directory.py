@@ -110,6 +110,11 @@ class State:
         return self.root / "config.toml"
 
     @property
+    def users_file(self) -> Path:
+        """Who may log in to the dashboard, unless that has a folder of its own."""
+        return self.root / "dashboard" / "users.json"
+
+    @property
     def control(self) -> Path:
         return self.root / "control.sock"
 

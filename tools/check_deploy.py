@@ -24,6 +24,8 @@ EXPOSURE = {  # ten times the most that `systemd-analyze security` may say; depl
     "wardround-page.service": 13,
     "wardround-dashboard.service": 13,
 }
+SITES_PORT = 8443
+DASHBOARD_SEES = {"dashboard", "read", "./tls"}  # its users, the folder of the service's socket, its certificate
 NO_SUCH_PROGRAM = re.compile(r"^ExecStart=/opt/wardround/bin/[a-z-]+", re.MULTILINE)
 
 
@@ -92,6 +94,19 @@ def check_build_contexts(deploy: Path) -> list[str]:
     return faults
 
 
+def check_locks(deploy: Path) -> list[str]:
+    """Where a container file installs something else than a lock says, or a wheel that it made."""
+    faults = []
+    for file in sorted((deploy / "containers").glob("Containerfile.*")):
+        text = "" if file.suffix == ".dockerignore" else file.read_text().replace("\\\n", " ")
+        for line in re.findall(r"\bpip (?:install|wheel)\b[^&\n]*", text):
+            named = re.findall(r"--requirement \S*?(deploy/lock/\S+)", line)
+            is_locked = named and "--require-hashes" in line and all((deploy.parent / name).exists() for name in named)
+            if not is_locked and "--no-index" not in line:
+                faults.append(f"{file.name}: `{' '.join(line.split())}` takes what an index has, not what a lock says")
+    return faults
+
+
 def check_kubernetes(deploy: Path) -> list[str]:
     """What the schemas of Kubernetes and yamllint say, and what the manifests promise about pods and their network."""
     import yaml
@@ -131,7 +146,9 @@ def pod_faults(documents: list[dict[str, Any]]) -> list[str]:
         ):
             faults.append(f"{name} has a token of the cluster, the node's network, or more than one replica")
         for container in pod["containers"] + pod.get("initContainers", []):
-            if container.get("securityContext") != {
+            closed = dict(container.get("securityContext", {}))
+            user = (closed.pop("runAsUser", None), closed.pop("runAsGroup", None))
+            if 0 in user or closed != {
                 "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
             }:  # fmt: skip
                 faults.append(f"{name}: container {container['name']} is not closed")
@@ -140,6 +157,10 @@ def pod_faults(documents: list[dict[str, Any]]) -> list[str]:
                 faults.append(f"{name}: container {container['name']} sees patients or private modules")
             if name == "trainer" and not mounts["tables"]:
                 faults.append(f"{name}: the tables can be written")
+            if container["name"] == "dashboard" and ("state" in mounts or None in user or not mounts["read"]):
+                faults.append(
+                    f"{name}: the dashboard sees the coordinator's state, is its user, or writes in its folder"
+                )
     return faults
 
 
@@ -156,6 +177,9 @@ def network_faults(documents: list[dict[str, Any]]) -> list[str]:
         label = policy["spec"]["podSelector"].get("matchLabels", {}).get("app.kubernetes.io/name", "")
         if label == "wardround-trainer":
             faults.append("a policy opens the trainer")
+        for rule in policy["spec"].get("ingress", []):
+            if not rule.get("ports") or any(port.get("port") != SITES_PORT for port in rule["ports"]):
+                faults.append(f"policy {policy['metadata']['name']} lets more in than the sites")
         for rule in policy["spec"].get("egress", []):
             if not rule.get("to") or not rule.get("ports"):
                 faults.append(f"policy {policy['metadata']['name']} lets its pods reach anything")
@@ -177,8 +201,10 @@ def check_compose_rules(services: dict[str, dict[str, Any]]) -> list[str]:
         }
         if name.endswith("-trainer"):
             wanted |= {"network_mode": "none", "networks": None, "ports": None}
+        elif name == "dashboard":
+            wanted |= {"network_mode": None, "networks": ["pages"], "ports": ["127.0.0.1:8080:8080"]}
         else:
-            wanted |= {"network_mode": None, "networks": ["federation"]}
+            wanted |= {"network_mode": None, "networks": ["federation"], "ports": None}
         faults += [
             f"compose.yaml: service {name}: {key} is {service.get(key)!r}, wanted {value!r}"
             for key, value in wanted.items()
@@ -189,6 +215,8 @@ def check_compose_rules(services: dict[str, dict[str, Any]]) -> list[str]:
         patients = [volume for volume in service.get("volumes", []) if "/srv/wardround" in volume]
         if patients and not name.endswith("-trainer"):
             faults.append(f"compose.yaml: service {name} has a network and sees patients: {patients}")
+        if name == "dashboard" and {volume.split(":")[0] for volume in service["volumes"]} != DASHBOARD_SEES:
+            faults.append(f"compose.yaml: the dashboard sees {service['volumes']}, wanted {sorted(DASHBOARD_SEES)}")
     return faults
 
 
@@ -209,6 +237,7 @@ def main() -> int:
         print("left out: systemd-analyze is not on this machine, so the units were not checked", file=sys.stderr)
     faults += check_containers(DEPLOY)
     faults += check_build_contexts(DEPLOY)
+    faults += check_locks(DEPLOY)
     faults += check_compose_rules(_services(DEPLOY))
     faults += check_kubernetes(DEPLOY)
     syntax = _run(["sh", "-n", str(DEPLOY / "systemd" / "install")])

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -212,12 +212,20 @@ class Audit:
         line = [*program, world.state / site / "ledger", "--receipts", receipts]
         second = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
         self.bytes, self.uploads = verdict.get("bytes", 0), verdict.get("uploads", 0)
-        compared = self.compared = verdict.get("compared")
         self.codes = (0 if verdict["ok"] else 1, second.returncode)
-        agree = f"{compared} agree" if verdict["ok"] and compared == self.uploads else "do not agree"
+        self.agrees = receipts_agree(verdict)
+        agree = f"{verdict['compared']} agree" if self.agrees else "do not agree"
         last = second.stdout.strip().splitlines()[-1:] or ["crashed"]
         self.words = ("verified" if verdict["ok"] else verdict["reason"] or "not fully shown", last[0].lower(), agree)
-        self.ok = bool(verdict["ok"]) and second.returncode == 0 and compared == self.uploads
+        self.ok = self.codes == (0, 0) and self.agrees
+
+
+def receipts_agree(verdict: Mapping[str, Any]) -> bool:
+    """Whether the coordinator's copy has a receipt for each upload that it decided on, by ``audit verify --json``.
+
+    Of an upload that never arrived the coordinator says so to the site alone, and has nothing to copy.
+    """
+    return bool(verdict["ok"]) and verdict["compared"] == verdict["accepted"] + verdict["refused"]
 
 
 def mark(said: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.answers import Answer, StudyReport, StudyStatus
+from coordinator.answers import Answer, AttemptReport, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
 from tools.world import BIN, Service, World, descendants, in_parallel
@@ -197,9 +197,8 @@ class Disturbed(World):
         if part == "coordinator":
             words = ("serve", "--state", self.coordinator_state, *(("--listen", self.listen) if self.listen else ()))
         program = "coordinator" if part == "coordinator" else "site-agent"
-        self.units[unit] = Service(
-            log, program, *words, prefix=self.prefixes.get(unit, ()), environment=self.environments.get(unit)
-        )
+        environment = {**self.environment, **self.environments.get(unit, {})}
+        self.units[unit] = Service(log, program, *words, prefix=self.prefixes.get(unit, ()), environment=environment)
         return self.units[unit]
 
     def pid(self, unit: str) -> int:
@@ -351,16 +350,15 @@ class Disturbed(World):
                 wrong.append(f"round {number} has another model than the undisturbed run")
                 break
         for site in self.plan.names:
-            for number, update in self.receipted(site, study):
-                answer = closed[number].answers.get(site) if number in closed else None
-                if getattr(answer, "update_digest", None) != update:
-                    wrong.append(f"{site} has a receipt for an update of round {number} that is not in its model")
+            ended = max(closed, default=0) + 1 if report.state == "stopped" else None  # the round that a person ended
+            receipted = [(number, update) for number, update in self.receipted(site, study) if number != ended]
+            wrong += astray(site, receipted, closed)
         return wrong + self.broken_ledgers()
 
     def receipted(self, site: str, study: str) -> Iterator[tuple[int, str]]:
         """Round and digest of each update of ``study`` for whose training ``site`` holds an accepting receipt."""
         decisions = self._decisions(site)
-        for entry in self._entries(site):
+        for entry in self.entries(site):
             if entry["type"] != "upload" or decisions.get(entry["upload_id"]) != "accepted":
                 continue
             if (entry["study"], entry["kind"]) == (study, "train"):
@@ -384,26 +382,21 @@ class Disturbed(World):
             receipts = self.state / f"receipts-{site}.jsonl"
             receipts.unlink(missing_ok=True)
             audit = Audit(self, site, receipts)
-            decided = audit.uploads - self._not_received(site)  # of the others the coordinator has nothing to copy
-            if audit.codes != (0, 0) or audit.compared != decided:
+            if not audit.ok:
                 broken[site] = f"the ledger of {site}: {', '.join(audit.words)}"
 
         in_parallel(verify, self.plan.names)
         return [broken[site] for site in sorted(broken)]
 
-    def _not_received(self, site: str) -> int:
-        """Of how many uploads the site holds the coordinator's word that they never arrived."""
-        return sum(decision == "not_received" for decision in self._decisions(site).values())
-
     def _decisions(self, site: str) -> dict[str, str]:
         """The newest decision about each upload of a site, as its ledger has it."""
         return {
             entry["upload_id"]: json.loads(entry["envelope"]["payload"])["decision"]
-            for entry in self._entries(site)
+            for entry in self.entries(site)
             if entry["type"] == "receipt"
         }
 
-    def _entries(self, site: str) -> Iterator[dict[str, Any]]:
+    def entries(self, site: str) -> Iterator[dict[str, Any]]:
         for ledger in sorted((self.state / site / "ledger").glob("0*.jsonl")):
             yield from map(json.loads, ledger.read_text().splitlines())
 
@@ -429,6 +422,16 @@ class Disturbed(World):
         target = kept / self.state.name
         shutil.copytree(self.state, target, symlinks=True, dirs_exist_ok=True, ignore=SOCKETS)
         return str(target)
+
+
+def astray(site: str, receipted: Sequence[tuple[int, str]], closed: Mapping[int, AttemptReport]) -> list[str]:
+    """The updates with an accepting receipt of ``site``, by round, that are in no model of a closed round, in words."""
+    answers = {number: row.answers.get(site) for number, row in closed.items()}
+    return [
+        f"{site} has a receipt for an update of round {number} that is not in its model"
+        for number, update in receipted
+        if getattr(answers.get(number), "update_digest", None) != update
+    ]
 
 
 class Stuck(Exception):

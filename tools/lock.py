@@ -10,6 +10,7 @@ without CUDA is in an index of its own, and has other hashes.
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,24 +18,40 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "deploy" / "lock"
 OLDEST_PYTHON = "3.11"
 SITE_EXTRAS = ("site", "dicom", "monai")
-LOCKS: dict[str, tuple[str, ...]] = {"coordinator.txt": (), "site.txt": SITE_EXTRAS, "site-cpu.txt": SITE_EXTRAS}
+SERVICE_EXTRAS = ("dashboard", "metrics", "postgres")
+BUILD = "build.txt"
+LOCKS: dict[str, tuple[str, ...]] = {
+    "coordinator.txt": (), "coordinator-service.txt": SERVICE_EXTRAS, "site.txt": SITE_EXTRAS,
+    "site-cpu.txt": SITE_EXTRAS,
+}  # fmt: skip
 ONLY_CUDA = re.compile(r"(nvidia-.*|cuda-.*|triton)")
 TORCH = ("torch", "torchvision")
 ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)[^\n]*\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.MULTILINE)
 HEADS = {
     "coordinator.txt": "A coordinator, a gateway without the trainer, or an auditor.",
+    "coordinator-service.txt": "A coordinator with its dashboard, metrics and PostgreSQL.",
+    BUILD: "What makes our own wheel of a checkout, as pyproject.toml's [build-system] asks.",
     "site.txt": "A site with PyTorch as the index has it: with CUDA on Linux.",
     "site-cpu.txt": "A site without CUDA: install PyTorch's build for the CPU beside it (docs/install.md).",
 }
 
 
-def compiled(extras: tuple[str, ...]) -> str:
-    """What the index has now for our requirements, by uv. Raises CalledProcessError: it fits nothing."""
+def compiled(*options: str, source: str = "pyproject.toml", text: str | None = None) -> str:
+    """What the index has now for requirements, by uv. Raises CalledProcessError: it fits nothing.
+
+    Args:
+        source: a file that asks for them, or "-" for ``text``.
+    """
     words = ["--generate-hashes", "--no-emit-index-url", "--no-emit-find-links", "--no-annotate", "--no-header"]
     words += ["--universal", "--python-version", OLDEST_PYTHON, "--quiet"]
-    chosen = [word for extra in extras for word in ("--extra", extra)]
-    line = [sys.executable, "-m", "uv", "pip", "compile", str(ROOT / "pyproject.toml"), *words, *chosen]
-    return subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    line = [sys.executable, "-m", "uv", "pip", "compile", source, *words, *options]
+    return subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT, input=text).stdout
+
+
+def build_requirements() -> list[str]:
+    """What makes our wheel."""
+    asked: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    return asked
 
 
 def entries(text: str) -> Iterator[tuple[str, str, str]]:
@@ -56,8 +73,10 @@ def lock(name: str, text: str) -> str:
 
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
-    for name, extras in LOCKS.items():
-        text = lock(name, compiled(extras))
+    found = {name: compiled(*(f"--extra={extra}" for extra in extras)) for name, extras in LOCKS.items()}
+    found[BUILD] = compiled(source="-", text="\n".join(build_requirements()))
+    for name, said in found.items():
+        text = lock(name, said)
         (FOLDER / name).write_text(text, encoding="utf-8")
         print(f"{FOLDER / name}: {len(list(entries(text)))} packages")
 

@@ -23,6 +23,7 @@ PARTIES = {
     "test_secure_aggregation": "A malicious coordinator and colluding members, against secure aggregation over a "
     "simulated network: the two programs do not run it yet",
     "test_insider": "An insider who edits the ledger afterwards",
+    "test_operator": "Whoever may write in the coordinator's database, or give it commands",
     "test_other_user": "Another user of the hospital's machine",
     "test_network": "The network between",
     "test_browser": "Another page in the browser of whoever is logged in, or whoever finds the port of a page",

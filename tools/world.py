@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -43,8 +43,14 @@ class CommandFailed(Exception):
         self.stderr = stderr
 
 
-def command(program: str, *args: str | Path, stdin: str | None = None, ok: Sequence[int] = (0,)) -> str:
-    """Run one of our commands to its end and return its stdout.
+def command(
+    program: str,
+    *args: str | Path,
+    stdin: str | None = None,
+    ok: Sequence[int] = (0,),
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Run one of our commands to its end and return its stdout. ``environment``: beside this process's own.
 
     Raises:
         CommandFailed: it ended with a code that is not in ``ok``.
@@ -52,7 +58,7 @@ def command(program: str, *args: str | Path, stdin: str | None = None, ok: Seque
     line = [str(BIN / program), *map(str, args)]
     done = subprocess.run(
         line, input=stdin, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False,
-        stdin=subprocess.DEVNULL if stdin is None else None,
+        stdin=subprocess.DEVNULL if stdin is None else None, env={**os.environ, **(environment or {})},
     )  # fmt: skip
     if done.returncode not in ok:
         raise CommandFailed([program, *line[1:]], done.returncode, done.stdout, done.stderr)
@@ -67,7 +73,7 @@ class Service:
         log: Path,
         program: str,
         *args: str | Path,
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
         """``prefix``: a command that is given ours as its last words, as `strace` is."""
@@ -158,11 +164,16 @@ def wait_until(
 
 
 class World:
-    """One coordinator and its sites under one folder: ``state/coordinator`` and ``state/SITE``."""
+    """One coordinator and its sites under one folder: ``state/coordinator`` and ``state/SITE``.
+
+    Attributes:
+        environment: what every program and command of it has beside this process's environment.
+    """
 
     def __init__(self, state: Path, federation: str = "demo") -> None:
         self.state = state
         self.federation = federation
+        self.environment: Mapping[str, str] = {}
         self.coordinator_state = state / "coordinator"
         self.logs = state / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -185,15 +196,17 @@ class World:
 
     def serve(self) -> Service:
         log = self.logs / "coordinator.log"
-        self.coordinator = Service(log, "coordinator", "serve", "--state", self.coordinator_state)
+        line = ("coordinator", "serve", "--state", self.coordinator_state)
+        self.coordinator = Service(log, *line, environment=self.environment)
         self.coordinator.wait_line("ready")
         return self.coordinator
 
     def ask_coordinator(self, *args: str | Path, ok: Sequence[int] = (0,)) -> str:
-        return command("coordinator", *args, "--state", self.coordinator_state, ok=ok)
+        return command("coordinator", *args, "--state", self.coordinator_state, ok=ok, environment=self.environment)
 
     def ask_site(self, site: str, *args: str | Path, stdin: str | None = None, ok: Sequence[int] = (0,)) -> str:
-        return command("site-agent", *args, "--state", self.state / site, stdin=stdin, ok=ok)
+        place = ("--state", self.state / site)
+        return command("site-agent", *args, *place, stdin=stdin, ok=ok, environment=self.environment)
 
     def site_json(self, site: str, *args: str | Path, ok: Sequence[int] = (0,)) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self.ask_site(site, *args, "--json", ok=ok))
@@ -214,7 +227,8 @@ class World:
         self.ask_site(site, "data", "add", name, *options, *(["--label", label] if label else []))
 
     def run_agent(self, site: str) -> Service:
-        agent = Service(self.logs / f"{site}.log", "site-agent", "run", "--state", self.state / site)
+        line = ("site-agent", "run", "--state", self.state / site)
+        agent = Service(self.logs / f"{site}.log", *line, environment=self.environment)
         self.agents[site] = agent
         agent.wait_line("ready")
         return agent

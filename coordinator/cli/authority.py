@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.asking import ask, refuse_no_coordinator
-from coordinator.cli.options import Force, Json, State
+from coordinator.cli.options import Force, State
 from coordinator.cli.passphrases import Passphrase, passphrase_from, read
 from coordinator.member_answers import AuthorityStatus, IntermediateRequested
 from coordinator.requests import (
@@ -16,7 +16,7 @@ from coordinator.requests import (
     RetireRoot,
     ShowAuthority,
 )
-from wardround.cli import print_json, say
+from wardround.cli import Json, print_json, say
 
 app = typer.Typer(
     help="Keep the root's key away from the service, and roll over to a new intermediate or root.",

@@ -83,8 +83,10 @@ def list_(state: State, apart: Apart = None) -> None:
 
 
 def _users(state: Path, apart: Path | None) -> "Users":
+    from coordinator.state_directory import State
     from wardround.web.passwords import Users
 
-    if apart is None:
-        refuse_no_coordinator(state)
-    return Users((apart or state / "dashboard") / "users.json")
+    if apart is not None:
+        return Users(apart / "users.json")
+    refuse_no_coordinator(state)
+    return Users(State(state).users_file)

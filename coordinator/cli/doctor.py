@@ -4,9 +4,10 @@ import typer
 
 from coordinator.answers import SiteList, StudyList
 from coordinator.cli.asking import ask, refuse_no_coordinator
-from coordinator.cli.options import Json, State
+from coordinator.cli.options import State
 from coordinator.member_answers import AuthorityStatus
 from coordinator.requests import ListSites, ListStudies, ShowAuthority
+from wardround.cli import Json
 from wardround.errors import NeedsPerson
 
 

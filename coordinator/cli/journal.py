@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.asking import ask, refuse_no_coordinator
-from coordinator.cli.options import Force, Json, State
+from coordinator.cli.options import Force, State
 from coordinator.cli.printing import print_table
 from coordinator.journal_records import JournalCopied, JournalEntry, Known
 from coordinator.requests import CopyJournal
-from wardround.cli import group, print_json, say
+from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, UsageProblem
 
 WIDTH = 160  # of a table where nobody looks at a terminal
@@ -69,15 +69,35 @@ def verify(
         str,
         typer.Option(metavar="FINGERPRINT", help="Of the key that must have signed it, as `coordinator sites` shows."),
     ] = "",
+    earlier: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="An older export, whose lines must be the first of this one."),
+    ] = None,
 ) -> None:
     """Check an exported journal: no line changed, removed or moved, and the head signed. Needs no coordinator."""
+    from wardround.signing.dsse import fingerprint
+
+    lines, key = _verified(file)
+    if receipt_key and fingerprint(key) != receipt_key:
+        raise UsageProblem(f"{file} was signed with key {fingerprint(key)}, not with {receipt_key[:80]}")
+    if earlier is not None:
+        _refuse_other_beginning(file, lines, key, earlier)
+    print(f"{len(lines)} lines, each as it was written; signed with key {fingerprint(key)}")
+
+
+def _verified(file: Path) -> tuple[list[str], bytes]:
+    """An export's lines, which hold together, and the key that signed their head.
+
+    Raises:
+        BadData: it is no export, or one that was changed.
+    """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from coordinator.journal import entries, refuse_other_head
-    from wardround.signing.dsse import Envelope, fingerprint
+    from wardround.signing.dsse import Envelope
 
     try:
-        *lines, last = file.read_text(encoding="utf-8").splitlines()
+        *lines, last = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # a name may hold other ends
         signed = json.loads(last)
         key = bytes.fromhex(signed["receipt_key"])
         envelope, public = Envelope.from_document(signed["signed"]), Ed25519PublicKey.from_public_bytes(key)
@@ -85,11 +105,24 @@ def verify(
         raise BadData(f"{file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise BadData(f"{file}: its last line is no head that `coordinator journal export` wrote") from None
-    if receipt_key and fingerprint(key) != receipt_key:
-        raise UsageProblem(f"{file} was signed with key {fingerprint(key)}, not with {receipt_key[:80]}")
     found, head = entries(lines)
     refuse_other_head(envelope, public, len(found), head)
-    print(f"{len(found)} lines, each as it was written; signed with key {fingerprint(key)}")
+    return lines, key
+
+
+def _refuse_other_beginning(file: Path, lines: list[str], key: bytes, earlier: Path) -> None:
+    """Raises BadData: ``file`` is not the journal of which ``earlier`` is an older export."""
+    before, older_key = _verified(earlier)
+    if key != older_key:
+        raise BadData(f"{file} is signed with another key than {earlier}, which was signed earlier")
+    if len(lines) < len(before):
+        raise BadData(
+            f"{file} has {len(lines)} lines, and {earlier}, which was signed earlier, has {len(before)}",
+            hint="give the newer export first; otherwise lines were removed",
+        )
+    for number, (now, then) in enumerate(zip(lines, before, strict=False), 1):
+        if now != then:
+            raise BadData(f"line {number} of {file} is not line {number} of {earlier}, which was signed earlier")
 
 
 def _copied(state: Path) -> tuple[list[str], JournalCopied]:

@@ -8,10 +8,10 @@ import typer
 
 from coordinator.answers import InvitationMade, Revoked, SiteList
 from coordinator.cli.asking import ask
-from coordinator.cli.options import Json, State
+from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
 from coordinator.requests import Invite, ListSites, Revoke
-from wardround.cli import print_json, say
+from wardround.cli import Json, print_json, say
 from wardround.errors import UsageProblem
 from wardround.local.durable import make_folder
 

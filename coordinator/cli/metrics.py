@@ -9,11 +9,11 @@ import typer
 
 from coordinator.answers import StudyReport
 from coordinator.cli.asking import ask
-from coordinator.cli.options import Json, State
+from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
 from coordinator.metric_answers import StudyMetrics
 from coordinator.requests import ShowReport
-from wardround.cli import print_json, say
+from wardround.cli import Json, print_json, say
 from wardround.errors import UsageProblem
 
 MEAN = "all sites"

@@ -10,10 +10,10 @@ import typer
 from coordinator.answers import StudyReport
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.initial import LAB, has_torch, line_after
-from coordinator.cli.options import Force, Json, State
+from coordinator.cli.options import Force, State
 from coordinator.models import Which
 from coordinator.requests import ShowReport
-from wardround.cli import group, print_json, say
+from wardround.cli import Json, group, print_json, say
 from wardround.local import outputs
 
 PROGRAM_S = 600

@@ -9,7 +9,6 @@ from wardround.cli import state_option
 from wardround.errors import BadData
 
 State = Annotated[Path, state_option("coordinator", "The coordinator's state directory.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file; never one inside --state.")]
 Database = Annotated[
     str,

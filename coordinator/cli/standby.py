@@ -5,9 +5,11 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.asking import refuse_no_coordinator
+from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Blobs, Force, State
 from coordinator.cli.passphrases import Passphrase, passphrase_from, read
+from coordinator.member_answers import Noted
+from coordinator.requests import NoteExport
 from wardround.cli import group, say
 
 app = group("Make a second coordinator, which waits on the same database and takes over.")
@@ -28,7 +30,9 @@ def export_file(
     refuse_no_coordinator(state)
     outputs.file(out, force=force, keep=[state])
     secret = passphrase_from(passphrase, "Passphrase for the file: ", new=True)
-    outputs.write(out, [standby_file.exported(Place(state), secret)], force=force, keep=[state])
+    sealed = standby_file.exported(Place(state), secret)
+    ask(state, NoteExport(), Noted)  # no key leaves that the journal does not say
+    outputs.write(out, [sealed], force=force, keep=[state])
     say(f"The federation's keys are in {out}, under the passphrase: delete it when the standby has them")
     say(f"next: on the other machine, `coordinator standby import {out.name} --state DIR`")
 

@@ -14,7 +14,7 @@ from coordinator.cli.edit import edit
 from coordinator.cli.initial import has_torch, make_initial
 from coordinator.cli.metrics import metrics
 from coordinator.cli.new_study import new
-from coordinator.cli.options import Force, Json, State
+from coordinator.cli.options import Force, State
 from coordinator.cli.printing import print_fits, print_progress, print_report, print_status, print_studies
 from coordinator.requests import (
     ArchiveStudy,
@@ -29,7 +29,7 @@ from coordinator.requests import (
 )
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
-from wardround.cli import group, print_json, say
+from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.records import study as study_files
 from wardround.records.study import StudyFile

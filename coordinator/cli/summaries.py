@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.asking import ask, refuse_no_coordinator
-from coordinator.cli.options import Json, State
+from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
 from coordinator.requests import CloseSummary, CreateSummary, ListSummaries, ShowSummary
 from coordinator.summary_answers import PooledColumn, SiteTold, SummaryCreated, SummaryList, SummaryShown
 from fl_algorithms.settings.drafting import DraftColumn, plausible, task_text
-from wardround.cli import group, print_json, say
+from wardround.cli import Json, group, print_json, say
 from wardround.errors import UsageProblem
 from wardround.records.summaries.figures import ColumnFigures
 from wardround.records.summaries.request import SummaryColumn, SummaryRequest, load

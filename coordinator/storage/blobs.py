@@ -53,7 +53,7 @@ class Blobs:
         self._uploads = folder / "uploads"
         self.public_data = folder / "public_data"
         self._lock = threading.Lock()
-        self._seen_whole: dict[str, float] = {}  # when this process last hashed a model, by the monotonic clock
+        self._seen_whole: dict[str, float] = {}  # when this process last hashed or wrote a model, monotonic
         for place in (self._models, self._spare, self._uploads):
             make_folder(place)
 
@@ -132,7 +132,13 @@ class Blobs:
 
     def new_model(self, specs: tuple[TensorSpec, ...], label: str) -> "NewModel":
         """A model to be written; ``label`` says which, to whoever finds it half written."""
-        return NewModel(self._models, self._spare, specs, label, self.share)
+        return NewModel(self._models, self._spare, specs, label, self._made)
+
+    def _made(self, digest: str) -> None:
+        """A model was written and is durable: it was hashed on its way, so its first use does not hash it again."""
+        with self._lock:
+            self._seen_whole[digest] = time.monotonic()
+        self.share(self.model(digest))
 
     def keep_model(self, source: TensorFile, label: str) -> Manifest:
         """Copy a model in. Returns its manifest."""
@@ -145,14 +151,14 @@ class Blobs:
         for digest in digests:
             self.doubt(digest)
             self._drop(self.model(digest))
-            remove(self.spare(digest))
+            remove(self.spare(digest), lasting=False)
 
     def drop_spools(self, upload_ids: Collection[str]) -> None:
         for upload_id in upload_ids:
             self._drop(self.spool(upload_id))
 
     def _drop(self, path: Path) -> None:
-        remove(path)
+        remove(path, lasting=False)  # if it is there again after a loss of power, the next start removes it
         if self._objects is not None:
             self._objects.remove([self._name(path)])
 
@@ -188,9 +194,10 @@ class NewModel:
     """A model's file and its second copy, filled from their beginning and named when their digest is known."""
 
     def __init__(
-        self, folder: Path, spare: Path, specs: tuple[TensorSpec, ...], label: str, share: Callable[[Path], None]
+        self, folder: Path, spare: Path, specs: tuple[TensorSpec, ...], label: str, made: Callable[[str], None]
     ) -> None:
-        self._share = share
+        """``made``: is called with the model's digest when both copies are durable."""
+        self._made = made
         self._hasher = PayloadHasher(specs)
         header = file_header(specs)
         self._folders = folder, spare
@@ -199,7 +206,7 @@ class NewModel:
         self._files: list[SpoolFile] = []
         try:
             for path in self._paths:
-                self._files.append(SpoolFile(path))
+                self._files.append(SpoolFile(path, lasting=False))  # it has its lasting name when it is whole
                 self._files[-1].truncate(0)
                 self._files[-1].write_at(0, header)
         except BaseException:
@@ -219,7 +226,7 @@ class NewModel:
         for file, path, folder in zip(self._files, self._paths, self._folders, strict=True):
             file.sync()
             move(path, folder / f"{manifest.digest()}{SUFFIX}")
-        self._share(self._folders[0] / f"{manifest.digest()}{SUFFIX}")
+        self._made(manifest.digest())
         return manifest
 
     def __enter__(self) -> "NewModel":

@@ -18,7 +18,7 @@ from fl_algorithms.lab.cli_schema import schema
 from fl_algorithms.lab.cli_tune import tune
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
-from wardround.cli import application, print_json, run, say
+from wardround.cli import Json, application, print_json, run, say
 from wardround.local import outputs
 from wardround.records import study as study_file
 from wardround.records.schema import toml_bytes
@@ -172,7 +172,7 @@ def run_study(
         Literal["plain", "batched"],
         typer.Option(help="batched: all sites and seeds as one batch of small networks; faster, not the same bits."),
     ] = "plain",
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run a study's method on the sites' data and score each site's checkpoints."""
     from fl_algorithms.lab import cli_run
@@ -238,7 +238,7 @@ def size(
     study: StudyArgument,
     setting: SetOption = None,
     variant: VariantOption = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Count each network's parameters, shared and private, and the operations of one answer."""
     resolved = _resolved(study, setting, variant, alone=False)
@@ -251,7 +251,7 @@ def size(
 @app.command()
 def methods(
     name: Annotated[str, typer.Argument(metavar="NAME", help="One method, with its settings.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List the methods: what leaves, what stays, what each needs; or show one's card."""
     from fl_algorithms.lab import methods as cards
@@ -265,7 +265,7 @@ def methods(
 
 
 @app.command()
-def plugins(as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False) -> None:
+def plugins(as_json: Json = False) -> None:
     """List what other distributions bring, each with its digest; imports none of it."""
     from fl_algorithms.lab import plugins as listing
 

@@ -27,6 +27,7 @@ CODE = re.compile(r"([+-]?)([0-9]+)(?:\.([0-9]*))?")
 DATE = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})(?:[T ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]+)?)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?)?"
 )
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 DAYS_A_YEAR = 365.25
 
 Row = Mapping[str, str]
@@ -218,6 +219,12 @@ def _ordinal(o: Tensor) -> Tensor:
     return torch.cat([above(-z[:, :1]), between, above(z[:, -1:])], dim=1).exp()
 
 
+def _inert(text: str) -> str:
+    """A name of the study's as a cell that no spreadsheet runs: on one line, and not as a formula."""
+    text = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    return f"'{text}" if text.startswith(FORMULA) and not NUMBER.fullmatch(text) else text
+
+
 def main(table: str, out: str) -> None:
     """Write a line for each row: where it begins in the table, and what the model says of it."""
     lines, rows = [], []
@@ -233,9 +240,9 @@ def main(table: str, out: str) -> None:
     names, predicted, places = Predictor(Path(__file__).parent).predict(rows)
     with Path(out).open("x", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["line", *names])
+        writer.writerow(["line", *map(_inert, names)])
         for place, row in zip(places, predicted, strict=True):
-            writer.writerow([lines[place], *(cell if isinstance(cell, str) else f"{cell:.6f}" for cell in row)])
+            writer.writerow([lines[place], *(_inert(cell) if isinstance(cell, str) else f"{cell:.6f}" for cell in row)])
 
 
 if __name__ == "__main__":

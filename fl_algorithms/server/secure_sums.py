@@ -15,8 +15,9 @@ from fl_algorithms.server.aggregator import F64, BlockSource, ServerAggregator, 
 from fl_algorithms.server.combining import Combined
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
+from wardround.records import secure_round
 from wardround.secure.layout import ELEMENTS, Layout, Numbers
-from wardround.secure.quantizing import U32, Quantizer, largest_of
+from wardround.secure.quantizing import U32, largest_of
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,9 @@ Add = Callable[[Layout, Sequence[Vector]], Sum]
 
 def layout_of(study: ResolvedStudy, aggregator: ServerAggregator, upload: Specs | None = None) -> Layout:
     """The form of a study's vectors. upload: other tensors than those of every round; () for a closing validation."""
-    section, reported = study.secure_aggregation, study.reported
-    assert section is not None
-    quantizer = Quantizer(len(study.study.sites), section.range, largest_weight(study, aggregator))
-    metrics = {name: max(abs(low), abs(high)) for name, (low, high) in reported.ranges.items()}
-    rows = 1 if reported.counts == "uniform" else study.limits.max_examples
-    return Layout.of(quantizer, aggregator.upload if upload is None else upload, metrics, rows)
+    return secure_round.layout_of(
+        study.file, aggregator.upload if upload is None else upload, largest_weight(study, aggregator)
+    )
 
 
 def largest_weight(study: ResolvedStudy, aggregator: ServerAggregator) -> int:

@@ -34,6 +34,7 @@ LogFormat = Annotated[
         envvar="WARDROUND_LOG_FORMAT", help="How the log is written: a line of text, or one JSON object each."
     ),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Metrics = Annotated[
     str,
     typer.Option(

@@ -14,7 +14,7 @@ import grpc
 
 from wardround import __version__, refusals
 from wardround.errors import RefusedForGood, Unavailable, WardroundError
-from wardround.v1 import enrolment_pb2, federation_pb2, summaries_pb2
+from wardround.v1 import enrolment_pb2, federation_pb2, secure_pb2, summaries_pb2
 
 MAX_MESSAGE = 2 * 1024 * 1024  # one study's offer, or a page of smaller ones
 MAX_STRUCTURED = 1024 * 1024  # any other message that is more than a run of bytes
@@ -42,12 +42,13 @@ SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
 ]
 _LARGER_REPLIES = {"Studies": MAX_MESSAGE, "Watch": MAX_MESSAGE}  # others have at most a chunk, or a manifest
+_CONTRACT = tuple(module.DESCRIPTOR for module in (federation_pb2, enrolment_pb2, summaries_pb2, secure_pb2))
 _REPLIES = [
     {
         "name": [{"service": f"wardround.v1.{service.name}", "method": method.name}],
         "maxResponseMessageBytes": _LARGER_REPLIES.get(method.name, MAX_REQUEST),
     }
-    for described in (federation_pb2.DESCRIPTOR, enrolment_pb2.DESCRIPTOR, summaries_pb2.DESCRIPTOR)
+    for described in _CONTRACT
     for service in described.services_by_name.values()
     for method in service.methods
 ]

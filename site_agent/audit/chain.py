@@ -7,7 +7,8 @@ One pass over the lines; the first fault ends it. For each line, in this order:
     3. a summary's figures give its digest; an upload's tensors give its manifest digest and its bytes, its facts the
        digest that a person releases, and its id is new; what is sent again is an upload before it without a receipt,
        and its tries are counted from 2
-    4. a receipt may stand there (``wardround.records.receipts``): the writer of a ledger asks the same before it
+    4. no set was agreed twice, no two secrets of one site opened, each within the policy in force (``audit.secure``)
+    5. a receipt may stand there (``wardround.records.receipts``): the writer of a ledger asks the same before it
        appends one
 
 Then every signed head is this ledger's key's, and a head that this ledger had, each longer than the one before. Lines
@@ -25,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.audit.files import LedgerFiles, RawLines
 from site_agent.audit.form import digest, line_in, read
+from site_agent.audit.secure import SecureLines
 from wardround.errors import BadData, Unavailable
 from wardround.records.ledger.entries import (
     Entry,
@@ -90,6 +92,7 @@ class Account:
         self.key_named = False  # by a receipt
         self.unknown: set[str] = set()  # types of records that a later version writes
         self._receipt_key = ""
+        self._secure = SecureLines()
 
     @property
     def lines(self) -> int:
@@ -131,10 +134,12 @@ class Account:
         refuse_misfit(receipt, self._awaited(receipt.upload_id))
 
     def _account(self, seq: int, entry: Entry) -> None:
+        self._secure.take(entry)
         match entry:
             case GenesisEntry():
                 self.ledger_id, self.key = entry.ledger_id, entry.ledger_key or ""
                 self.cited = entry.continues.ledger_head() if entry.continues is not None else None
+                self._secure.continues = self.cited is not None
             case IdentityEntry():
                 key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry.receipt_key))
                 self._receipt_key = dsse.keyid(key)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from site_agent.audit.form import lines
+from site_agent.audit.secure import words_of_secure
 from site_agent.audit.summaries import words_of_summary
 from site_agent.gateway.consent.facts import size
 from wardround.records.ledger.base import Person
@@ -32,6 +33,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
+from wardround.records.ledger.secure import PeerEntry, SecureEntry
 from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import NOT_RECEIVED
 from wardround.terminal import escaped
@@ -126,6 +128,8 @@ def _words(entry: Entry) -> str:
             return f"ledger {entry.ledger_id} begun by {_or_unknown(entry.software)}{cited}"
         case LeftEntry():
             return f"the membership ended{_by_words(entry.by)}"
+        case PeerEntry() | SecureEntry():
+            return words_of_secure(entry) + (_by_words(entry.by) if isinstance(entry, PeerEntry) else "")
         case RecoveredEntry():
             return f"{entry.torn_bytes or 0} torn bytes cut"
         case UnknownEntry():

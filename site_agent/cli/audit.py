@@ -10,7 +10,7 @@ import typer
 from site_agent.cli.options import State
 from site_agent.cli.rollover import rollover
 from site_agent.cli.service import kept
-from wardround.cli import group, print_json, say, say_next
+from wardround.cli import Json, group, print_json, say, say_next
 from wardround.errors import UsageProblem
 from wardround.terminal import escaped
 
@@ -33,7 +33,6 @@ ReceiptKey = Annotated[
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write it.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there; never data, keys or a ledger.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 @audit_app.command("show")

@@ -23,14 +23,13 @@ from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
 from site_agent.trainer.data import layouts, sources
 from wardround import cli
-from wardround.cli import group
+from wardround.cli import Json, group
 from wardround.errors import BadData, NeedsPerson, UsageProblem, WardroundError
 from wardround.local import outputs
 from wardround.records import trainer as records
 from wardround.records.schema import check
 from wardround.records.trainer import CHECKPOINT_KINDS
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
 LISTED = {"public_data": "public data set"}  # what `data list` calls a key of data.toml, where not by its name

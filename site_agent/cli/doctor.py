@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from site_agent.cli.options import Json, State
+from site_agent.cli.options import State
 from site_agent.cli.service import ask_service, joined
+from wardround.cli import Json
 from wardround.errors import NeedsPerson, WardroundError
 
 if TYPE_CHECKING:

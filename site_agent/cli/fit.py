@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from site_agent.cli.options import Json, State
+from site_agent.cli.options import State
 from site_agent.cli.service import ask_or_do, joined, offered
-from wardround.cli import print_json, say_next
+from wardround.cli import Json, print_json, say_next
 
 if TYPE_CHECKING:
     from site_agent.gateway.requests import Fit

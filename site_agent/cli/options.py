@@ -8,5 +8,4 @@ import typer
 from wardround.cli import state_option
 
 State = Annotated[Path, state_option("site-agent", "The site's state directory.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 StudyId = Annotated[str, typer.Argument(metavar="STUDY", help="The study's name.")]

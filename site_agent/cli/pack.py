@@ -9,7 +9,7 @@ import typer
 from site_agent.cli.audit import Force, Receipts, copy_to_judge_by, in_short
 from site_agent.cli.options import State, StudyId
 from site_agent.cli.service import ask_service, joined, kept
-from wardround.cli import print_json, say
+from wardround.cli import Json, print_json, say
 
 if TYPE_CHECKING:
     from site_agent.audit.pack.page import Isolation
@@ -23,7 +23,7 @@ def pack(
     out: Annotated[Path, typer.Option("--out", metavar="FILE.tar", help="Where to write.")],
     receipts: Receipts = None,
     force: Force = False,
-    json: Annotated[bool, typer.Option("--json", help="Print the promises as one JSON object on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """One signed archive of a study's evidence: what was promised, what was measured, and all that proves it.
 

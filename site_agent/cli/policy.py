@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from site_agent.cli.merging import merge_into_policy
-from site_agent.cli.options import Json, State, StudyId
+from site_agent.cli.options import State, StudyId
 from site_agent.cli.policy_edits import apply, edit, put_policy
 from site_agent.cli.service import joined, kept, offered
-from wardround.cli import group, print_json, say, say_next
+from wardround.cli import Json, group, print_json, say, say_next
 from wardround.errors import BadData, NotPermitted, UsageProblem
 from wardround.local.directory import quoted
 

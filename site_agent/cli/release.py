@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from site_agent.cli.options import Json, State, StudyId
+from site_agent.cli.options import State, StudyId
 from site_agent.cli.service import ask_or_do, joined
-from wardround.cli import print_json, say, say_next
+from wardround.cli import Json, print_json, say, say_next
 
 if TYPE_CHECKING:
     from site_agent.gateway.commands import CommandHandler

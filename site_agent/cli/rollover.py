@@ -1,13 +1,7 @@
 """``site-agent audit rollover``: a new ledger that cites the old one."""
 
-from typing import Annotated
-
-import typer
-
 from site_agent.cli.options import State
-from wardround.cli import print_json
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+from wardround.cli import Json, print_json
 
 
 def rollover(state: State, json: Json = False) -> None:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from site_agent.cli.options import Json, State
+from site_agent.cli.options import State
 from site_agent.cli.service import ask_service, joined, refresh
 from site_agent.cli.study import print_history
-from wardround.cli import print_json, say_next
+from wardround.cli import Json, print_json, say_next
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from site_agent.cli.options import Json, State, StudyId
+from site_agent.cli.options import State, StudyId
 from site_agent.cli.service import ask_or_do, joined, offered
-from wardround.cli import print_json, say, say_next
+from wardround.cli import Json, print_json, say, say_next
 from wardround.errors import UsageProblem
 from wardround.terminal import escaped
 

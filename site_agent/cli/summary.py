@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from site_agent.cli.options import Json, State
+from site_agent.cli.options import State
 from site_agent.cli.service import ask_or_do, joined
-from wardround.cli import print_json, say, say_next
+from wardround.cli import Json, print_json, say, say_next
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -99,6 +99,7 @@ def _print_summary(shown: "ShownSummary") -> None:
 
 def _row(column: "TellingColumn", least: int) -> tuple[str, ...]:
     name = f"{column.column} (here {column.here})" if column.here not in ("", column.column) else column.column
+    name += f" until {column.until}" if column.until else ""
     told = column.figures
     if told.absent:
         return (name, column.kind, "no such column", "", "", "", "", "", "")

@@ -153,7 +153,8 @@ class Agent:
 
     def withdraw(self, study: str, person: Person) -> bool:
         """Stop this study at once, mid-round too. False: the coordinator will be told with the next connection."""
-        consent = self.commands.withdraw(study, person)
+        if (consent := self.commands.withdraw(study, person)) is None:
+            return True  # the coordinator never heard of it
         self._inbox.drop(study)
         self.commands.record_withdrawal(consent, person)
         return self._tell(consent, SiteStatus.WITHDRAWN)

@@ -20,7 +20,7 @@ from site_agent.gateway.consent.changes import data_differences, differences
 from site_agent.gateway.consent.facts import begins_with, facts
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import consent_entry, person_entry
-from site_agent.gateway.endorsing import approved_together
+from site_agent.gateway.endorsing import approved_together, take_back
 from site_agent.gateway.exit import egress, receipt_copy
 from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
 from site_agent.gateway.exit.ledger import Ledger
@@ -211,18 +211,15 @@ class CommandHandler:
         request = approvals.study_request(offer, self.policy.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(decide(policy, request), study, self._state.policy)
         with self._lock:
-            if (now := self._state.offer(study)).digest != offer.digest:
-                raise NeedsPerson(
-                    f"study `{study}` changed while it was approved: {'; '.join(differences(consent, now))}",
-                    hint=f"`site-agent preview {study} --data {data}`; nothing was approved",
-                )
+            now, since = self._state.offer(study), self._state.consent(study)
+            approvals.refuse_overtaken(consent, now, overtaken=since != before)
             consent = approved_together(self._state, self._ledger, consent, policy.approval.persons)
             self._record(consent, "approved", person)  # first: no consent is in force that the ledger does not hold
             self._state.save_consent(consent)
         return consent
 
-    def withdraw(self, study: str, person: Person) -> Consent:
-        """Take the approval back. From here on nothing of this study leaves.
+    def withdraw(self, study: str, person: Person) -> Consent | None:
+        """Take the approval back. From here on nothing of this study leaves. None: nothing was in force yet.
 
         Raises:
             UsageProblem: it is not approved.
@@ -230,10 +227,11 @@ class CommandHandler:
         with self._lock:
             consent = self._state.consent(study)
             if consent is None or consent.state == WITHDRAWN:
-                raise UsageProblem(f"study `{study}` is not approved here", hint="`site-agent studies` lists them")
-            withdrawn = replace(consent, state=WITHDRAWN, withdrawn_by=person, withdrawn_at=now_text())
-            self._state.save_consent(withdrawn)
-        return withdrawn
+                take_back(self._state, self._ledger, study, person)
+                return None
+            consent = replace(consent, state=WITHDRAWN, withdrawn_by=person, withdrawn_at=now_text())
+            self._state.save_consent(consent)
+        return consent
 
     def fit(self, study: str, data: str, person: Person) -> Fit:
         """Tell the coordinator whether the data called ``data`` fits a study that nobody approved yet.
@@ -274,9 +272,8 @@ class CommandHandler:
         return Waiting(
             study=study, revision=journal.revision, round=journal.round,
             update=egress.update_digest(journal, self.policy.coordinator, manifest.digest()),
-            tensors=tuple(tensors),
-            payload_bytes=manifest.bytes, metrics=journal.metrics, num_examples=journal.num_examples,
-            num_validation=journal.num_validation,
+            tensors=tuple(tensors), payload_bytes=manifest.bytes, metrics=journal.metrics,
+            num_examples=journal.num_examples, num_validation=journal.num_validation,
         )  # fmt: skip
 
     def decide(self, study: str, round_: int, decision: ReleaseDecision, update: str, person: Person) -> None:
@@ -321,8 +318,7 @@ class CommandHandler:
                 hint=f"`site-agent release {study} --round {journal.round}`",
             )
         update = egress.update_digest(journal, self.policy.coordinator)
-        decision = self._ledger.release_decision(study, journal.revision, round_, update)
-        if decision:
+        if decision := self._ledger.release_decision(study, journal.revision, round_, update):
             raise UsageProblem(f"round {round_} of `{study}` was already {decision}")
         return consent, journal
 
@@ -357,10 +353,11 @@ class CommandHandler:
         """The consents that stand."""
         return [consent for consent in self._state.consents() if consent.state == APPROVED]
 
-    def record_withdrawal(self, consent: Consent, person: Person) -> None:
-        """Write the ledger's line about it, once what was under way has been stopped."""
+    def record_withdrawal(self, consent: Consent | None, person: Person) -> None:
+        """Write the ledger's line about it; what was under way has been stopped. None: as ``withdraw`` has it."""
         with self._lock:
-            self._record(consent, "withdrawn", person)
+            if consent is not None:
+                self._record(consent, "withdrawn", person)
 
     def declare(self, connection: Connection, declaration: Declaration, *, often: bool = False) -> None:
         """Tell the coordinator where this site stands, after the ledger holds that it is told.

@@ -15,7 +15,7 @@ from wardround.errors import BadData, CannotWrite, TryAgain, Unavailable
 from wardround.local import durable
 from wardround.records.assignment import Assignment, ModelRef
 from wardround.tensors.files import TensorFile, file_header
-from wardround.tensors.manifests import Manifest
+from wardround.tensors.manifests import Manifest, PayloadHasher
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,9 @@ class Downloads:
 
     def fetch(self, assignment: Assignment, model: ModelRef, consent: Consent, kind: str, interrupt: Interrupt) -> str:
         """Put a model, whole and as announced, into staging. Goes on where a broken connection, or a crash, left it.
+
+        It is hashed as it comes; one that goes on is read and hashed as a whole. It is not fsynced: what a loss of
+        power leaves is told by its digest, and the trainer looks at that again.
 
         Args:
             kind: base or best.
@@ -52,14 +55,14 @@ class Downloads:
             interrupt.check()
             times_connected = self._session.times_connected
             try:
-                with durable.SpoolFile(path) as file:
-                    if file.size() < len(header):
+                with durable.SpoolFile(path, lasting=False) as file:
+                    if file.size() <= len(header):
                         file.truncate(0)
                         file.write_at(0, header)
                     begun = file.size() - len(header)
-                    self._fill(file, len(header), assignment, model, consent, interrupt)
-                    file.sync()
-                digest = _digest_or_none(path)
+                    hasher = PayloadHasher(specs)
+                    self._fill(file, len(header), assignment, model, consent, interrupt, hasher)
+                digest = _digest_or_none(path) if begun else hasher.manifest().digest()
                 if digest == model.digest:
                     self._staging.give(path, name)
                     return name
@@ -97,7 +100,9 @@ class Downloads:
         model: ModelRef,
         consent: Consent,
         interrupt: Interrupt,
+        hasher: PayloadHasher,
     ) -> None:
+        """Write what is missing. ``hasher`` takes what comes; it counts where the file was empty before."""
         size = start + sum(spec.bytes for spec in consent.download)
         if file.size() >= size:
             file.truncate(start)  # begun before, and wrong: from the beginning
@@ -112,6 +117,7 @@ class Downloads:
                 if position != file.size() - start or start + position + len(data) > size:
                     raise BadData("the coordinator sends bytes that were not asked for", code="DECLINED_MODEL_MISMATCH")
                 file.write_at(start + position, data)
+                hasher.update(data)
         if file.size() != size:
             raise Unavailable(f"downloading model {model.round} of `{assignment.study}`: it ended early")
 
@@ -121,7 +127,7 @@ class Downloads:
         if free < needed:
             raise CannotWrite(
                 f"{self._state.root} has {free >> 20} MiB free, a round needs {needed >> 20} MiB",
-                hint="free some space; the round is declined",
+                hint="free some space",
                 code="DECLINED_RESOURCES",
             )
 

@@ -1,11 +1,15 @@
-"""Approvals by several people: a consent is in force when as many have approved exactly it as the policy wants."""
+"""Approvals by several people: a consent is in force when as many have approved exactly it as the policy wants.
+
+Until then, any of the hospital's people may take back what some have approved; then it counts no more.
+"""
 
 from dataclasses import replace
 
-from site_agent.gateway.consent.recorded import ENDORSED, consent_entry
+from site_agent.gateway.consent.recorded import ENDORSED, consent_entry, taken_back_entry
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.consent import Consent, Endorsement
 from site_agent.state.directory import SiteState
+from site_agent.state.person import Person
 from wardround.errors import NeedsPerson, UsageProblem
 
 
@@ -40,3 +44,16 @@ def approved_together(state: SiteState, ledger: Ledger, consent: Consent, wanted
         "wants; nothing leaves before all have",
         hint=again,
     )
+
+
+def take_back(state: SiteState, ledger: Ledger, study: str, person: Person) -> None:
+    """Let what some people approved of a study count no more; the ledger says who took it back.
+
+    Raises:
+        UsageProblem: nobody approved it.
+    """
+    if (kept := state.endorsement(study)) is None:
+        raise UsageProblem(f"study `{study}` is not approved here", hint="`site-agent studies` lists them")
+    ledger.append(taken_back_entry(study, kept, person))
+    ledger.sign()
+    state.remove_endorsement(study)

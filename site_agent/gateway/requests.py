@@ -136,12 +136,14 @@ class TellingColumn:
 
     Attributes:
         here: what this site calls it; "" where it has none.
+        until: to which other date a date is counted; "" of all else.
         words: what its rows are counted by, in the order of ``figures.categories``.
     """
 
     column: str
     kind: str
     here: str
+    until: str
     words: tuple[str, ...]
     figures: ColumnFigures
 

@@ -15,6 +15,7 @@ again; a recorded one is asked about before it is sent again; a decision reaches
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +29,9 @@ from site_agent.gateway.exit import egress, receipts
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.measure import Measured
 from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.room import with_room
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
@@ -81,7 +84,8 @@ class Rounds:
                 "the coordinator asks for something that this version does not know", hint="is it of a newer version?",
                 code=DECLINED_UNKNOWN,
             )  # fmt: skip
-        return self._contribute(assignment, interrupt)
+        what = f"round {assignment.round} of `{assignment.study}`"
+        return with_room(partial(self._contribute, assignment, interrupt), what, interrupt)
 
     def declined(self, assignment: Assignment, code: str) -> None:
         """Note that this site declined an assignment which it had begun, for whoever looks at `status`."""
@@ -130,13 +134,14 @@ class Rounds:
             return False
         upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
         if upload is None:
+            measured = None
             if journal.phase not in ("trained", "held", "uploading"):
                 self._refuse_denied(assignment, consent, journal)  # before the work, not after
-                self._train(assignment, consent, journal, interrupt)
+                measured = self._train(assignment, consent, journal, interrupt)
             interrupt.check()
             self._refuse_other_consent(consent)
-            file = self._own_copy(journal)
-            upload = egress.record(self._ledger, self._policy, self._session.meter, journal, consent, file)
+            file, meter = self._own_copy(journal), self._session.meter
+            upload = egress.record(self._ledger, self._policy, meter, journal, consent, file, measured)
             if upload is None:
                 self._hold(journal)
                 return True
@@ -237,15 +242,15 @@ class Rounds:
         """The gateway's own copy of the update; None for a closing validation."""
         return self._state.own_copy(journal.study) if journal.kind == TRAIN else None
 
-    def _train(self, assignment: Assignment, consent: Consent, journal: Journal, interrupt: Interrupt) -> None:
-        """Download and train or validate; the journal then says ``trained``."""
+    def _train(
+        self, assignment: Assignment, consent: Consent, journal: Journal, interrupt: Interrupt
+    ) -> Measured | None:
+        """Download and train or validate; the journal then says ``trained``. What the update holds, if there is one."""
         if assignment.base is None:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
-        journal.phase = "downloading"
-        self._state.save_journal(journal)
-        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt)
         journal.phase = "training"
-        self._state.save_journal(journal)
+        self._state.save_journal(journal, "content")
+        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
         estimate = Estimate(lambda left_s: self._declare(assignment, SiteStatus.TRAINING, estimate_s=left_s))
         form = records.Train if assignment.kind == TRAIN else records.Validate
@@ -258,19 +263,21 @@ class Rounds:
         except Interrupted:
             self._abort(request)
             raise
-        self._take_result(journal, result, consent)
-        journal.phase = "trained"
-        self._state.save_journal(journal)
         self._staging.remove(base)
+        return self._take_result(journal, result, consent)
 
-    def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> None:
-        """Note what the trainer gives back, and copy its file. Whether it may leave is for ``egress`` to say."""
+    def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> Measured | None:
+        """Note what the trainer gives back, and copy its file; whether that may leave is for ``egress`` to say."""
         journal.num_examples, journal.num_validation = result.num_examples, result.num_validation
         journal.metrics = dict(result.metrics)
         journal.update = result.update if isinstance(result, records.Trained) else ""
+        measured = None
         if journal.update:
-            own = self._state.own_copy(journal.study)
-            journal.update_digest = egress.take(self._staging, journal.update, consent, own)
+            measured = egress.take(self._staging, self._policy, journal, consent, self._state.own_copy(journal.study))
+            journal.update_digest = measured[0].digest()
+        journal.phase = "trained"
+        self._state.save_journal(journal, "content")
+        return measured
 
     def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
         """The journal with what the ledger knows and it does not: the process ended between the two."""
@@ -292,17 +299,17 @@ class Rounds:
         journal.phase, journal.decision = "decided", receipt.decision
         consent = self._state.consent(journal.study)  # a site that evaluates goes on from what it has judged
         journal.applied = not journal.update and not (consent is not None and consent.evaluates)
-        self._state.save_journal(journal)
+        self._state.save_journal(journal, "content")
         self._settle(journal, interrupt)
 
     def _settle(self, journal: Journal, interrupt: Interrupt) -> None:
-        """Let the trainer hear a decision that it has not heard."""
+        """Let the trainer hear a decision that it has not heard. The ledger has it, whatever the journal says."""
         if journal.applied or not journal.decision:
             return
         form = records.Commit if journal.decision == ACCEPTED else records.Discard
         self._ask(form(study=journal.study, revision=journal.revision, round=journal.round), interrupt)
         journal.applied = True
-        self._state.save_journal(journal)
+        self._state.save_journal(journal, "content")
 
     def _stop(self, assignment: Assignment, interrupt: Interrupt) -> None:
         consent = self._state.consent(assignment.study)
@@ -381,7 +388,7 @@ class Rounds:
             log.warning("the trainer could not be told to stop: %s", error.message)
 
     def _forget_files(self, journal: Journal) -> None:
-        durable.remove(self._state.own_copy(journal.study))
+        durable.remove(self._state.own_copy(journal.study), lasting=False)
         self._staging.remove(journal.update)
         self._downloads.forget(journal.study)
 

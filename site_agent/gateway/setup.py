@@ -29,7 +29,11 @@ def is_fatal(error: WardroundError) -> bool:
 
 def open_session(site: Site, own: Identity) -> Session:
     """A session with the coordinator, under the site's certificate as it is on the disk."""
-    return Session(lambda meter: Connection(site.address, *own.credentials(), meter, site.site, own.proxy()))
+
+    def renews() -> bool:
+        return own.renewal_credentials(datetime.datetime.now(datetime.UTC)) is not None
+
+    return Session(lambda meter: Connection(site.address, *own.credentials(), meter, site.site, own.proxy()), renews)
 
 
 def why_unreachable(site: Site, own: Identity) -> WardroundError:

@@ -3,7 +3,6 @@
 Nobody but a person starts this. What leaves is made again when it is let go, and must be exactly what was shown.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from site_agent import handoff
@@ -36,9 +35,14 @@ class _Made:
     notes: tuple[str, ...]
 
     @property
-    def columns(self) -> Mapping[str, str]:
-        """What the request calls each column -> what this site does; "" where it has none."""
-        return dict(zip((column.column for column in self.entry.columns), self.entry.sources or (), strict=True))
+    def read(self) -> list[tuple[str, str]]:
+        """What the request calls each column that was read, and what this site does; "" where it has none.
+
+        First the request's, in its order; then those until which a date is counted, by the request or by the mapping.
+        """
+        sources = self.entry.sources or ()
+        names = [*self.request.read, *sources[len(self.request.read) :]]
+        return list(zip(names, sources, strict=True))
 
 
 class Summaries:
@@ -81,9 +85,9 @@ class Summaries:
             request=name, title=made.request.title, data=data, digest=made.entry.summary_sha256,
             min_count=made.figures.min_count, rows=made.figures.rows,
             columns=tuple(
-                TellingColumn(column.name, column.kind, here, column.words, figures)
-                for column, here, figures in zip(
-                    made.request.columns, made.columns.values(), made.figures.columns, strict=True
+                TellingColumn(column.name, column.kind, here, column.until, column.words, figures)
+                for column, (_, here), figures in zip(
+                    made.request.columns, made.read, made.figures.columns, strict=False
                 )
             ),
             denied=denied, before=self._before(made), notes=made.notes,
@@ -156,7 +160,7 @@ class Summaries:
     def _denial(self, made: _Made) -> str:
         """What of it may not leave, and by which rule; "" where all of it may."""
         try:
-            denial = self._policy.summary_denial(made.figures, made.columns)
+            denial = self._policy.summary_denial(made.figures, made.read)
         except WardroundError as error:
             return error.message
         return "" if denial is None else f"{denial.what}: {denial.rule}"
@@ -164,11 +168,12 @@ class Summaries:
     def _before(self, made: _Made) -> tuple[str, ...]:
         """The columns of which figures have left, in words."""
         left = self._ledger.summarized()
+        absent = {place for place, column in enumerate(made.figures.columns) if column.absent}
         found = {
             name: left[name]
-            for column, (asked, here) in zip(made.figures.columns, made.columns.items(), strict=True)
+            for place, (asked, here) in enumerate(made.read)
             for name in dict.fromkeys((here, asked))
-            if name in left and not column.absent
+            if name in left and here and place not in absent
         }
         return tuple(f"`{name}` on {time[:10]} for `{request}`" for name, (request, time) in found.items())
 
@@ -185,7 +190,7 @@ def judged(request: SummaryRequest, answer: Summarized, table: StatisticsTable) 
     )  # fmt: skip
     try:
         figures.refuse_misfit(request)
-        if len(answer.sources) != len(request.columns):
+        if len(answer.sources) < len(request.read):
             raise BadData("it does not say where each column is from")
         if twice := next((own for own in answer.sources if own and answer.sources.count(own) > 1), ""):
             raise BadData(f"two columns of the request are `{twice}` here, and their difference would be told")

@@ -141,7 +141,7 @@ def study_page(preview: Preview, row: StudyRow, endorsed: Sequence[str], *, may_
     Args:
         endorsed: who approved it so far, where the policy wants more people.
     """
-    blocks = (*_study(preview, row, endorsed), *_decide(preview, row, may_decide=may_decide))
+    blocks = (*_study(preview, row, endorsed), *_decide(preview, row, endorsed, may_decide=may_decide))
     return Page(f"Study {preview.account.study}", ABOUT, blocks)
 
 
@@ -193,7 +193,7 @@ def _line(line: Line) -> tuple[str, str]:
     return line.name, f"{line.was} -> {line.value}" if line.was else f"(new) {line.value}"
 
 
-def _decide(preview: Preview, row: StudyRow, *, may_decide: bool) -> Iterator[Block]:
+def _decide(preview: Preview, row: StudyRow, endorsed: Sequence[str], *, may_decide: bool) -> Iterator[Block]:
     account, path = preview.account, f"/studies/{quote(row.id)}"
     yield Heading("Decide")
     yield Facts((("Digest of this account", account.digest),), codes=True)
@@ -217,6 +217,8 @@ def _decide(preview: Preview, row: StudyRow, *, may_decide: bool) -> Iterator[Bl
             f"{path}/withdraw", "Withdraw: nothing more of this study leaves",
             note="It takes effect at once, also in the middle of a round.", tone="bad",
         )  # fmt: skip
+    elif endorsed:
+        yield Form(f"{path}/withdraw", f"Take back what {' and '.join(endorsed)} approved", tone="bad")
 
 
 def waiting_page(waiting: Waiting, *, may_decide: bool) -> Page:

@@ -6,8 +6,13 @@
     consents/STUDY.json  what a person approved or withdrew last; consents/STUDY/ has each time, for good
     policy.toml          what may leave, written by a person; policies/SHA256.toml has each that was in force
     journal/STUDY.json   how far the current round is
+    peers.json           the other hospitals whose ledger keys people here have compared
     receipts.jsonl       the coordinator's copy of this site's receipts, when it was asked for
     outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
+    outgoing/STUDY.masked.safetensors   with secure aggregation, the same with masks: this one leaves
+    secure/              of secure aggregation: secrets of the attempts under way, and the models that a sum is checked
+                         with; in no backup
+    commitments/UPLOAD.json   the salt of a masked upload's commitment, and what it commits to
     incoming/            models that are being downloaded
     staging/             the one folder that the trainer's user writes too
     page/users.json      who may log in to the hospital's page; salted hashes
@@ -42,7 +47,7 @@ __all__ = [  # what other packages import from here
 
 GATEWAY_FOLDERS = (
     "identity", "offers", "previews", "consents", "endorsements", "policies", "journal", "ledger", "staging",
-    "incoming", "outgoing",
+    "incoming", "outgoing", "secure", "commitments",
 )  # fmt: skip
 COUNTS = 2  # numbers that go with each update beside its metrics: how many rows trained, how many validated
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
@@ -94,6 +99,24 @@ class SiteState:
     def own_copy(self, study: str) -> Path:
         """Where the gateway keeps its copy of a study's update."""
         return self._file("outgoing", study, "safetensors")
+
+    def masked_copy(self, study: str) -> Path:
+        """Where the gateway keeps that update with its masks, which leaves in its place."""
+        return self._file("outgoing", study, "masked.safetensors")
+
+    @property
+    def peers(self) -> Path:
+        return self.root / "peers.json"
+
+    @property
+    def secure(self) -> Path:
+        """The secrets of secure aggregation."""
+        return self.root / "secure"
+
+    def save_commitment(self, upload_id: str, document: object) -> None:
+        """Keep what a masked upload's commitment is made of, with its salt."""
+        durable.make_folder(self.root / "commitments")
+        durable.write_file(self.root / "commitments" / f"{upload_id}.json", canonical.dumps(document))
 
     def make_folders(self) -> None:
         """Make what the gateway owns. Folders that an administrator made keep their owner and mode."""
@@ -200,6 +223,9 @@ class SiteState:
         durable.make_folder(self.root / "endorsements")
         durable.write_file(self._file("endorsements", study), codec.to_bytes(endorsement))
 
+    def remove_endorsement(self, study: str) -> None:
+        durable.remove(self._file("endorsements", study))
+
     def save_consent(self, consent: Consent) -> None:
         """Make it the one that counts; those before it are kept beside it, and no endorsement is open any more."""
         folder = self._file("consents", consent.study).with_suffix("")
@@ -208,7 +234,7 @@ class SiteState:
         name = f"{number:04}-{consent.state}-{consent.revision}-{consent.study_digest[:16]}.json"
         durable.write_file(folder / name, consent.to_bytes())
         durable.write_file(self._file("consents", consent.study), consent.to_bytes())
-        durable.remove(self._file("endorsements", consent.study))
+        self.remove_endorsement(consent.study)
 
     def consent_history(self, study: str) -> list[Consent]:
         """Each approval and withdrawal of a study, oldest first."""
@@ -237,8 +263,9 @@ class SiteState:
         path = self._file("journal", study)
         return codec.read(path, Journal) if path.exists() else Journal(study)
 
-    def save_journal(self, journal: Journal) -> None:
-        durable.write_file(self._file("journal", journal.study), codec.to_bytes(journal))
+    def save_journal(self, journal: Journal, lasting: durable.Lasting = "all") -> None:
+        """Write it down. With "content", after a loss of power it may be the one before, which goes on as well."""
+        durable.write_file(self._file("journal", journal.study), codec.to_bytes(journal), lasting=lasting)
 
     def _file(self, folder: str, study: str, ending: str = "json") -> Path:
         if not STUDY_NAME.fullmatch(study):

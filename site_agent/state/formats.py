@@ -19,9 +19,9 @@ from wardround.signing import canonical
 
 FORMAT = 1  # of this version
 STEPS: Mapping[int, Callable[[Path], None]] = {}  # number -> brings a directory of that form to the next one
-KEPT = (
+KEPT = (  # not `secure`: what is masked twice under one secret has a difference without a mask
     "identity", "offers", "previews", "consents", "policies", "journal", "ledger", "policy.toml", "data.toml",
-    "receipts.jsonl", "format.json",
+    "receipts.jsonl", "peers.json", "commitments", "format.json",
 )  # fmt: skip
 log = logging.getLogger(__name__)
 

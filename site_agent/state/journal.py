@@ -16,7 +16,7 @@ class Journal:
     """One study's current assignment.
 
     Attributes:
-        phase: "", downloading, training, trained, held (waits for a person), uploading, decided.
+        phase: "", training (from the download on), trained, held (waits for a person), uploading, decided.
         update: the trainer's file in staging; "" for a closing validation.
         update_digest: of the manifest of the gateway's own copy of it, in ``outgoing``.
         applied: whether the trainer has heard the decision.

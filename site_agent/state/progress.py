@@ -22,7 +22,7 @@ def study_state(offer: Offer, consent: Consent | None, journal: Journal) -> str:
         return current.ended
     if data_changed(consent, current):
         return "changed"
-    if current.phase in ("downloading", "training", "trained") and not current.declined:
+    if current.phase in ("training", "trained") and not current.declined:
         return "training"
     if current.phase == "held" or (current.phase == "uploading" and not current.declined):
         return current.phase

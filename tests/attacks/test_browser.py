@@ -1,10 +1,18 @@
 """Who would gain by the pages: another page in the same browser, a name with markup, and whoever finds the port."""
 
+import asyncio
 import datetime
+import logging
+import os
 import re
+import socket
 from pathlib import Path
 
+import httpx
 import pytest
+import uvicorn
+from starlette.testclient import TestClient
+from starlette.types import Message
 
 from coordinator.answers import SiteList, SiteRow, StudyFits, StudyReport
 from coordinator.dashboard import pages
@@ -17,13 +25,17 @@ from site_agent.state.site import Site
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.coordinator.conftest import study_document
 from tests.coordinator.test_page import EVIL, report
+from wardround.local.logs import log_to_stderr
+from wardround.local.rate_limit import BURST
 from wardround.pages import rendering
 from wardround.pages.blocks import Form, Page
 from wardround.web.application import Application, Moved, View, Visit
 from wardround.web.guard import Guard
 from wardround.web.live import Live
 from wardround.web.passwords import Users
-from wardround.web.sessions import MOST_OF_A_NAME
+from wardround.web.peer import owner
+from wardround.web.serving import prompt
+from wardround.web.sessions import MOST_IN_ALL, MOST_OF_A_NAME
 
 GUARD = "proto/wardround/web/guard.py"
 APPLICATION = "proto/wardround/web/application.py"
@@ -39,6 +51,7 @@ class Pages:
         views = (
             View("/", lambda visit: Page("Home", "Test", (Form("/act", "Act"),))),
             View("/act", self._act, method="POST", decides=True),
+            View("/rounds/{round:int}", lambda visit: Page("Round", "Test", ())),
         )
         application = Application("Test", "test", (("Home", "/"),), views, self.users, Live())
         self.app = Guard(application.app, {ORIGIN})
@@ -140,6 +153,148 @@ def test_guessed_passwords(served: Pages) -> None:
     assert status == 429
     assert re.search(r"Too many log-ins failed. Try again in \d+ seconds.", said)
     assert browser.client.get("/").headers["location"] == "/login"
+
+
+def log_ins(app: Guard, names: list[str]) -> list[int]:
+    """As many log-ins at once; the password is right each time. Their answers' numbers."""
+
+    async def all_of_them() -> list[int]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ORIGIN) as client:
+            forms = [{"name": name, "password": PASSWORD} for name in names]
+            sent = [client.post("/login", data=form, headers={"Origin": ORIGIN}) for form in forms]
+            return [answer.status_code for answer in await asyncio.gather(*sent)]
+
+    return asyncio.run(all_of_them())
+
+
+@pytest.mark.attack(promise="P6", refused_by="proto/wardround/web/sessions.py")
+def test_guessed_passwords__all_at_once(served: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many guesses are sent before the first of them is found to be wrong: each was tried."""
+    tried: list[str] = []
+    monkeypatch.setattr(Users, "logged_in", lambda self, name, password: tried.append(name))
+    assert log_ins(served.app, ["dana"] * 3 * MOST_OF_A_NAME).count(429) == 2 * MOST_OF_A_NAME
+    assert len(tried) == MOST_OF_A_NAME
+
+
+class Uids:
+    """Who is behind each connection: ``now`` is."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now: int | None = 1000
+        monkeypatch.setattr("wardround.web.application.owner", lambda client, server: self.now)
+
+
+@pytest.mark.attack(promise="P6", refused_by=APPLICATION)
+def test_cookie_that_went_to_another_port(served: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user of this machine serves a page at another port of the loopback. A browser sends it our cookie, for a
+    cookie is for a host and all its ports; whoever has it approved studies in the name of who logged in."""
+    behind = Uids(monkeypatch)
+    browser = served.browser()
+    csrf = browser.fields(browser.get("/"), "/act")["csrf"]
+    thief = Browser(served.app)
+    thief.client.cookies.update(dict(browser.client.cookies))
+    for other in (1001, None):  # None: the thief's connection is closed already, and nobody knows whose it was
+        behind.now = other
+        assert thief.client.get("/").headers["location"] == "/login"
+        assert thief.client.get("/events").status_code == 401
+        assert thief.post("/act", csrf=csrf) == (303, "/login")
+    behind.now = 1000
+    assert browser.press(browser.get("/"), "/act") == (303, "/")
+    assert served.done == ["dana"]
+
+
+@pytest.mark.attack(promise="P6", refused_by="proto/wardround/web/peer.py")
+def test_cookie_that_went_to_another_port__whose_is_a_connection() -> None:
+    """The kernel says whose the other end of a connection on this machine is, and of no other one."""
+    for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as listener:
+            listener.bind((host, 0))
+            listener.listen()
+            with socket.create_connection(listener.getsockname()[:2]) as client:
+                here, there = client.getsockname()[:2], client.getpeername()[:2]
+                assert owner(here, there) == os.geteuid()
+                assert owner((here[0], here[1] ^ 1), there) is None
+    assert owner(("192.0.2.1", 4711), ("192.0.2.2", 80)) is None
+    assert owner(None, None) is None
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/web/sessions.py")
+def test_everybody_locked_out(served: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user of this machine fails to log in as often as it takes until nobody may try any more."""
+    behind = Uids(monkeypatch)
+    behind.now = 1001
+    assert log_ins(served.app, [f"name{number // 4}" for number in range(MOST_IN_ALL + 1)]).count(429) == 1
+    assert Browser(served.app).log_in()[0] == 429
+    behind.now = 1000
+    assert Browser(served.app).log_in() == (303, "/")
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/web/serving.py")
+def test_hung_requests(served: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many connections as are taken say nothing, or stop in the middle: nobody else came in, for as long as that."""
+    monkeypatch.setattr("wardround.web.serving.HEAD_S", 0.05)
+
+    async def hung(*said: bytes) -> bytes:
+        config = uvicorn.Config(served.app, http=prompt(), ws="none", lifespan="off", log_config=None)
+        config.load()
+        state = uvicorn.server.ServerState()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: config.http_protocol_class(config, state, {}), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        for piece in said:
+            writer.write(piece)
+            await writer.drain()
+        async with asyncio.timeout(10), server:
+            heard = await reader.read()
+        writer.close()
+        return heard
+
+    healthy = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    for said in ((), (b"GET /",), (healthy, b"GET /heal")):
+        heard = asyncio.run(hung(*said))
+        assert heard.count(b"HTTP/1.1 200 OK") == said.count(healthy)
+
+
+@pytest.mark.attack(promise="P11", refused_by=GUARD)
+@pytest.mark.parametrize("then", [(), ({"type": "http.disconnect"},)], ids=["silence", "gone"])
+def test_hung_requests__in_the_middle_of_a_form(
+    served: Pages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, then: tuple[Message, ...]
+) -> None:
+    """A form of a hundred bytes is announced, and one byte comes. Each left fifty lines of a traceback in the log."""
+    monkeypatch.setattr("wardround.web.guard.BODY_S", 0.05)
+    headers = [(b"host", ORIGIN.partition("://")[2].encode()), (b"origin", ORIGIN.encode())]
+    headers += [(b"content-type", b"application/x-www-form-urlencoded"), (b"content-length", b"100")]
+    scope = {"type": "http", "method": "POST", "path": "/login", "headers": headers, "query_string": b""}
+    sent: list[Message] = []
+
+    async def run() -> None:
+        came = asyncio.Queue[Message]()
+        for message in ({"type": "http.request", "body": b"n", "more_body": True}, *then):
+            await came.put(message)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        async with asyncio.timeout(10):
+            await served.app(scope, came.get, send)
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 408
+    assert not caplog.records
+
+
+@pytest.mark.attack(promise="P11", refused_by=GUARD)
+def test_log_without_end(served: Pages, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds the port fills the disk with our log, by requests that are none and numbers that are too large."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log_to_stderr()
+    browser = TestClient(served.app, base_url=ORIGIN, raise_server_exceptions=False)
+    for number in range(2 * BURST):
+        assert number > BURST // 4 or browser.get("/rounds/" + "9" * 5000).status_code == 414
+        logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
+    lines = [line for line in capsys.readouterr().err.splitlines() if " INFO " not in line]
+    assert len(lines) <= BURST
 
 
 @pytest.mark.attack(promise="P1", refused_by=APPLICATION)

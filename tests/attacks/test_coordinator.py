@@ -975,6 +975,24 @@ def test_formula_in_a_cell(tmp_path: Path, text: str) -> None:
     assert not any(cell.startswith(outputs.FORMULA) for cell in head)
 
 
+@pytest.mark.attack(promise="P3", refused_by="fl_algorithms/portable/predict.py")
+@pytest.mark.parametrize("text", FORMULAS, ids=ascii)
+def test_formula_in_a_cell__of_an_exported_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The same by the program beside an exported model, which knows nothing of Wardround: a class is a formula."""
+    from fl_algorithms.portable import predict
+
+    said = (["predicted", text], [[text, 0.9], ["-1", 0.2]], [0, 1])
+    monkeypatch.setattr(predict, "Predictor", lambda folder: SimpleNamespace(predict=lambda rows: said))
+    (tmp_path / "new.csv").write_text("age\n1\n2\n")
+    predict.main(str(tmp_path / "new.csv"), str(tmp_path / "out.csv"))
+    with (tmp_path / "out.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    assert [len(row) for row in rows] == [3, 3, 3]
+    assert rows[2] == ["3", "-1", "0.200000"]
+    assert not any(cell.startswith(outputs.FORMULA) for cell in (rows[0][2], rows[1][1]))
+    assert all(cell.isprintable() for row in rows for cell in row)
+
+
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/round.py")
 def test_finished_under_settings_that_nobody_approved(site: SiteWorld) -> None:
     """Another revision is offered, nobody approves it, and the approved study is said to be finished: the trainer fine-

@@ -31,7 +31,7 @@ from tools import verify_ledger
 from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
 from wardround import __version__
-from wardround.errors import CannotWrite, NotPermitted, TryAgain, WardroundError
+from wardround.errors import CannotWrite, NeedsPerson, NotPermitted, TryAgain, WardroundError
 from wardround.local import control, durable, sockets
 from wardround.signing import certificates
 from wardround.v1 import federation_pb2
@@ -454,3 +454,21 @@ def test_fsync_fails_once__under_a_command(hospital: SiteWorld) -> None:
 def test_fsync_fails_once__at_the_coordinator(tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its disk fails at one durable step after the other: each time it ends with 73, and no accepted update is lost."""
     interrupted_at_one_step_after_the_other(tmp_path, where, "mean", monkeypatch, code=73)
+
+
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/consent/approvals.py")
+def test_withdrawn_while_it_is_approved(site: SiteWorld) -> None:
+    """Somebody approves twice, as by a second click, and reading the patients takes minutes. Meanwhile the study is
+    withdrawn; the second approval, which began before, put it in force again."""
+    site.ready()
+    assert site.trainer is not None
+    site.trainer.before_check = lambda: site.command("withdraw", study=STUDY, by=PERSON)
+    with pytest.raises(NeedsPerson) as overtaken:
+        site.approve()
+    assert overtaken.value.message == (
+        "study `hearts` changed while it was approved: somebody approved or withdrew it meanwhile"
+    )
+    consent = site.state.consent(STUDY)
+    assert consent is not None
+    assert consent.state == "withdrawn"
+    assert [line["event"] for line in site.lines("consent")] == ["approved", "withdrawn"]

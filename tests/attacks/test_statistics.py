@@ -205,3 +205,51 @@ def test_site_that_lies(tmp_path: Path) -> None:
             stub.TellSummary(large, timeout=60)
         assert place.ask("summary_list")["requests"][0]["told"] == 0
         stub.TellSummary(message, timeout=60)
+
+
+AGES: list[Any] = [{"name": "admission", "kind": "date", "until": "birth"}]
+
+
+def ages(folder: Path, columns: list[Any], mapping: str = "") -> dict[str, Any]:
+    """What a site's own trainer answers where a table has dates of birth."""
+    rows = [f"{1930 + n % 50}-0{1 + n % 9}-11,2020-0{1 + n % 9}-2{n % 10}" for n in range(100)]
+    (folder / "table.csv").write_text("\n".join(["birth,admission", *rows]) + "\n")
+    (folder / "mapping.toml").write_text(mapping)
+    trained.add(folder, label="birth", **({"mapping": str(folder / "mapping.toml")} if mapping else {}))
+    answer: dict[str, Any] = trained.ask(folder, *columns).to_document()
+    return {key: answer[key] for key in ("rows", "columns", "sources", "notes")}
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/policy/decisions.py")
+@pytest.mark.parametrize("by", ["the request", "the mapping"])
+def test_denied_column_as_the_end_of_a_date(site: SiteWorld, tmp_path: Path, by: str) -> None:
+    """A hospital denies a column. The coordinator asks for the time from another one until that: the patients' ages."""
+    columns = AGES if by == "the request" else ["age"]
+    rule = '[columns.age]\ncolumn = "admission"\ndate = "%Y-%m-%d"\nuntil = "birth"\nunit = "years"\n'
+    open_world(site, policy=POLICY + 'deny = ["birth"]\n')
+    request = asked(columns=columns)
+    site.coordinator.summary_requests = [canonical.dumps(request.document())]
+    assert site.trainer is not None
+    site.trainer.summary = ages(tmp_path, columns, "" if by == "the request" else rule)
+    assert site.trainer.summary["columns"][0]["mean"]  # there is something to tell
+    with pytest.raises(NotPermitted, match=r"column `birth`: statistics\.deny 'birth'; nothing was sent"):
+        tell(site)
+    assert not site.coordinator.told
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/summaries.py")
+def test_overlapping_requests__by_the_end_of_a_date(site: SiteWorld, tmp_path: Path) -> None:
+    """The same times again, counted from their end: no column is asked for twice by its name."""
+    open_world(site)
+    turned = [{"name": "birth", "kind": "date", "until": "admission"}]
+    for number, columns in enumerate((AGES, turned)):
+        site.coordinator.summary_requests = [canonical.dumps(asked(f"icu-{number}", columns=columns).document())]
+        assert site.trainer is not None
+        site.trainer.summary = ages(tmp_path, columns)
+        if number == 0:
+            assert [(one["column"], one["until"]) for one in show(site, "icu-0")["columns"]] == [("admission", "birth")]
+            tell(site, "icu-0")
+    site.restart()
+    with pytest.raises(NeedsPerson, match="figures of these columns have left already: `birth` on "):
+        tell(site, "icu-1")
+    assert len(site.coordinator.told) == 1

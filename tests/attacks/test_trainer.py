@@ -407,8 +407,8 @@ def test_chmod_follows_a_link(exit_world: ExitWorld, monkeypatch: pytest.MonkeyP
     model = exit_world.state.staging / f"base-{STUDY}-0.safetensors"
 
     class Swapped(durable.SpoolFile):
-        def __init__(self, path: Path, *, mode: int = 0o600) -> None:
-            super().__init__(path, mode=mode)
+        def __init__(self, path: Path, *, mode: int = 0o600, lasting: bool = True) -> None:
+            super().__init__(path, mode=mode, lasting=lasting)
             if path.name == model.name:
                 model.unlink(missing_ok=True)
                 model.symlink_to(key)
@@ -432,12 +432,12 @@ def test_chmod_follows_a_link__planted(exit_world: ExitWorld, plant: str, monkey
     before = ledger.read_bytes()
     save = SiteState.save_journal
 
-    def plant_it(self: SiteState, journal: Journal) -> None:
-        if journal.phase == "downloading" and plant == "link":
+    def plant_it(self: SiteState, journal: Journal, lasting: durable.Lasting = "all") -> None:
+        if journal.phase == "training" and plant == "link":
             model.symlink_to(ledger)
-        elif journal.phase == "downloading":
+        elif journal.phase == "training":
             os.link(ledger, model)
-        save(self, journal)
+        save(self, journal, lasting)
 
     monkeypatch.setattr(SiteState, "save_journal", plant_it)
     exit_world.coordinator.assign(STUDY, 1)

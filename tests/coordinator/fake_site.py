@@ -112,7 +112,9 @@ class FakeSite:
         self._threads: list[threading.Thread] = []
         with self.bootstrap_channel() as channel:
             reply = enrolment_pb2_grpc.EnrolmentStub(channel).Enrol(
-                enrol_request(self.invitation, self.key, self.ledger.key), timeout=WAIT_S
+                enrol_request(self.invitation, self.key, self.ledger.key),
+                timeout=WAIT_S,
+                wait_for_ready=True,  # as an agent does: the port may not have recovered from a fault yet
             )
         self.certificate = x509.load_pem_x509_certificate(reply.certificate)
         self.receipt_key = Ed25519PublicKey.from_public_bytes(reply.receipt_key)

@@ -164,7 +164,7 @@ def test_a_journal_that_was_changed_in_the_database_is_not_shown_as_whole(place:
     with place.coordinator.context.store.write() as session:
         session.execute(sa.delete(tables.JournalLine).where(tables.JournalLine.number == 1))
     shown = command(place, "journal", "show")
-    assert str(shown.exception) == "line 1 of the journal says that it is line 2: lines are missing"
+    assert str(shown.exception) == "line 1 of the journal is not the one that was written"
 
 
 def test_init_is_the_first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

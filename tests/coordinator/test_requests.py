@@ -76,14 +76,14 @@ REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
     requests.CreateStudy, requests.ListStudies, requests.WatchAll, requests.ShowAuthority, requests.LeaveRoot,
     requests.RequestIntermediate, requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
-    requests.MakeSnapshot, requests.CopyJournal, requests.CreateSummary, requests.ListSummaries, requests.ShowSummary,
-    requests.CloseSummary,
+    requests.MakeSnapshot, requests.NoteExport, requests.CopyJournal, requests.CreateSummary, requests.ListSummaries,
+    requests.ShowSummary, requests.CloseSummary,
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, member_answers.ReceiptsCopied, member_answers.RolledOver,
     answers.StudyCreated, answers.StudyEdited, JournalCopied, JournalText, StudyMetrics, answers.Changed,
     StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
-    member_answers.AuthorityStatus, member_answers.IntermediateRequested,
+    member_answers.AuthorityStatus, member_answers.IntermediateRequested, member_answers.Noted,
     summary_answers.SummaryCreated, summary_answers.SummaryList, summary_answers.SummaryShown,
 )  # fmt: skip
 

@@ -29,6 +29,7 @@ from wardround.records.receipts import EMPTY_HEAD
 from wardround.signing import certificates, dsse
 from wardround.v1 import enrolment_pb2, federation_pb2_grpc
 from wardround.v1 import federation_pb2 as pb
+from wardround.web.passwords import Users
 
 
 def answer_all(sites: list[FakeSite]) -> None:
@@ -54,13 +55,14 @@ def lost_and_restored(place: Place, backup: Path) -> list[str]:
 def test_a_backup_made_in_the_middle_of_a_round_has_all_that_its_database_names(place: Place, tmp_path: Path) -> None:
     sites = place.begin(rounds=1)
     first = sites[0].answer(sites[0].next_assignment())
+    Users(place.state.users_file, cost=2**10).put("dana", "four words that rhyme", "look")
     out = tmp_path / "backup"
     contents = backup_of(place, out)
     assert contents == backups.Contents.model_validate_json((out / "backup.json").read_bytes())
     assert not list(place.state.root.glob(".backup-*"))
     assert (out / "blobs" / "uploads" / f"{first.upload_id}.safetensors").exists()
     assert {path.relative_to(out).parts[0] for path in out.rglob("*") if path.is_file()} == {
-        "backup.json", "config.toml", "coordinator.db", "authority", "keys", "blobs",
+        "backup.json", "config.toml", "coordinator.db", "authority", "keys", "dashboard", "blobs",
     }  # fmt: skip
     assert all(path.stat().st_mode & 0o077 == 0 for path in [out, *out.rglob("*")])
     for site in sites[1:]:

@@ -304,6 +304,11 @@ def test_the_commands_of_a_standby(two: Two, tmp_path: Path) -> None:
     )
     assert made.exit_code == 0, made.output
     assert out.stat().st_mode & 0o777 == 0o600
+    told = json.loads(run(app, ["journal", "show", "--state", str(two.first.root), "--json"]).stdout)["entries"]
+    assert [(line["act"], line["event"]) for line in told][-2:] == [
+        ("standby-export", "begun"),
+        ("standby-export", "done"),
+    ]
     taken = run(app, ["standby", "import", str(out), "--state", str(third), "--passphrase", str(secret)])
     assert taken.exit_code == 0, taken.output
     assert f"next: `coordinator serve --state {third}` waits here until it must take over" in taken.output

@@ -264,6 +264,34 @@ def test_an_image_copies_nothing_that_its_build_leaves_out(tmp_path: Path) -> No
     ]
 
 
+def test_an_image_installs_what_a_lock_says(tmp_path: Path) -> None:
+    assert check_deploy.check_locks(DEPLOY) == []
+    name = "containers/Containerfile.coordinator"
+    copy = changed(tmp_path, name, lambda text: text.replace("--require-hashes ", "", 1))
+    assert [fault.partition(" `")[0] for fault in check_deploy.check_locks(copy)] == ["Containerfile.coordinator:"]
+
+
+DASHBOARD = {
+    **SERVICE, "user": "10003:10003", "network_mode": None, "networks": ["pages"], "ports": ["127.0.0.1:8080:8080"],
+    "volumes": ["dashboard:/var/lib/wardround/dashboard", "read:/run/wardround:ro", "./tls:/etc/wardround/tls:ro"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        pytest.param({}, "", id="as it should be"),
+        pytest.param({"networks": ["federation"]}, "networks is ['federation']", id="the sites' network"),
+        pytest.param({"ports": ["8080:8080"]}, "ports is ['8080:8080']", id="every address"),
+        pytest.param({"volumes": ["coordinator:/state"]}, "the dashboard sees", id="the coordinator's state"),
+    ],
+)
+def test_the_rules_of_the_dashboard_in_the_compose_file(changes: dict[str, Any], said: str) -> None:
+    faults = check_deploy.check_compose_rules({"dashboard": {**DASHBOARD, **changes}})
+    assert len(faults) == bool(said), faults
+    assert said in "".join(faults)
+
+
 CONTAINER: dict[str, Any] = {
     "name": "it",
     "securityContext": {
@@ -287,6 +315,13 @@ POD: dict[str, Any] = {
         pytest.param("trainer", {}, {"securityContext": {}}, "container it is not closed", id="open"),
         pytest.param("trainer", {}, {"volumeMounts": [{"name": "tables"}]}, "tables can be written", id="writable"),
         pytest.param("gateway", {}, {}, "sees patients or private modules", id="patients"),
+        pytest.param(
+            "coordinator",
+            {},
+            {"name": "dashboard", "volumeMounts": [{"name": "state"}]},
+            "the coordinator's state",
+            id="dashboard",
+        ),
     ],
 )
 def test_the_rules_of_pods(name: str, pod: dict[str, Any], container: dict[str, Any], said: str) -> None:
@@ -311,6 +346,9 @@ def test_the_rules_of_network_policies() -> None:
     ]
     assert check_deploy.network_faults([policy(), policy("wardround-trainer", egress=[way])]) == [
         "a policy opens the trainer"
+    ]
+    assert check_deploy.network_faults([policy(), policy("coordinator", ingress=[{"ports": [{"port": 8080}]}])]) == [
+        "policy coordinator lets more in than the sites"
     ]
     assert check_deploy.network_faults([policy(), policy("wardround-gateway", egress=[{"ports": [{"port": 53}]}])]) == [
         "policy wardround-gateway lets its pods reach anything"

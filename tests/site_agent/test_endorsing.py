@@ -106,6 +106,27 @@ def test_a_withdrawal_forgets_who_endorsed_before(world: SiteWorld) -> None:
         approve(world, SECOND)
 
 
+def test_what_was_endorsed_can_be_taken_back_and_counts_no_more(world: SiteWorld) -> None:
+    """An approval that was taken back is no half of a later one."""
+    offered(world)
+    with pytest.raises(NeedsPerson):
+        approve(world, PERSON)
+    assert world.command("withdraw", study=STUDY, by=SECOND) == {"reported": True}
+    assert world.state.endorsement(STUDY) is None
+    taken_back = world.lines("consent")[-1]
+    assert (taken_back["event"], taken_back["by"]["name"]) == ("taken back", "head of it")
+    assert [person["name"] for person in taken_back["also_by"]] == ["dpo"]
+    with pytest.raises(NeedsPerson, match="1 of the 2 people"):
+        approve(world, SECOND)
+    assert world.state.consent(STUDY) is None
+    world.command("withdraw", study=STUDY, by=SECOND)
+    with pytest.raises(UsageProblem, match="is not approved here"):
+        world.command("withdraw", study=STUDY, by=SECOND)
+    assert world.agent is not None
+    world.agent.stop()
+    assert verify_ledger.judge(world.state.ledger)[0] == audit.verify(world.state.ledger)[1] != audit.TAMPERED
+
+
 def test_the_account_says_how_many_people_the_policy_wants(world: SiteWorld) -> None:
     offered(world)
     shown = Preview.from_document(world.command("preview", study=STUDY, data="patients"))

@@ -266,6 +266,17 @@ def test_the_commands_show_a_table_and_let_it_leave(world: SiteWorld) -> None:
     assert none.output == "the coordinator has no summary request for this site\n"
 
 
+def test_a_date_is_shown_with_what_it_is_counted_until(world: SiteWorld) -> None:
+    open_world(world, service=False)
+    request = asked(columns=[{"name": "admission", "kind": "date", "until": "birth"}])
+    world.coordinator.summary_requests = [canonical.dumps(request.document())]
+    assert world.trainer is not None
+    world.trainer.summary = answered(AGE, sources=("adm", "birth"))
+    line = ["data", "summary", "patients", "--request", "icu-columns", "--state", str(world.state.root)]
+    shown = CliRunner().invoke(main.app, line, catch_exceptions=False)
+    assert "admission (here adm) until birth" in shown.output
+
+
 def test_the_audit_shows_what_left(world: SiteWorld) -> None:
     open_world(world)
     tell(world)

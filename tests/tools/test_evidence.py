@@ -2,13 +2,16 @@
 
 import socket
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from tools import evidence_crowd, evidence_line, evidence_secure, evidence_soak, evidence_syscalls
+from coordinator.answers import AttemptReport
+from tools import demo, evidence_crowd, evidence_line, evidence_secure, evidence_soak, evidence_syscalls
 from tools.bad_line import BadLine
 from tools.evidence_syscalls import Call
-from tools.faults import Plan, size_of
+from tools.faults import Plan, astray, size_of
 
 TRACE = """\
 7 fsync(3</elsewhere/x>) = 0
@@ -141,3 +144,29 @@ def test_the_bytes_beside_a_masked_update_grow_with_the_sites_and_not_with_the_u
     assert evidence_secure.row(4, 250_000, cost) == (
         "| 4 | 1.0 MiB | 2,000 B (0.20%) | 0.50 s | 0.25 s | 0.12 s | 64 MiB |"
     )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "agrees"),
+    [
+        ({"ok": True, "uploads": 5, "accepted": 4, "refused": 0, "compared": 4}, True),  # one never arrived
+        ({"ok": True, "uploads": 5, "accepted": 4, "refused": 1, "compared": 5}, True),
+        ({"ok": True, "uploads": 5, "accepted": 4, "refused": 1, "compared": 4}, False),
+        ({"ok": False, "reason": "changed"}, False),
+    ],
+)
+def test_receipts_agree_if_the_coordinator_has_one_for_each_upload_that_it_decided_on(
+    verdict: dict[str, object], agrees: bool
+) -> None:
+    assert demo.receipts_agree(verdict) is agrees
+
+
+def test_a_receipted_update_that_is_in_no_model_is_named() -> None:
+    def closed(digest: str) -> AttemptReport:
+        answer = SimpleNamespace(update_digest=digest)
+        return cast(AttemptReport, SimpleNamespace(answers={"alpha": answer}))
+
+    wrong = astray("alpha", [(1, "a"), (2, "b"), (3, "c")], {1: closed("a"), 2: closed("other")})
+    assert wrong == [
+        f"alpha has a receipt for an update of round {number} that is not in its model" for number in (2, 3)
+    ]

@@ -50,7 +50,15 @@ def test_a_lock_is_of_what_we_ask_and_each_entry_has_its_hashes(name: str) -> No
     assert "".join(lines for _, _, lines in lock.entries(text)) == "".join(rest)  # nothing stands there without a hash
 
 
-@pytest.mark.parametrize("name", lock.LOCKS)
+def test_what_makes_our_wheel_is_locked_too() -> None:
+    pinned = {package.lower(): version for package, version, _ in lock.entries((lock.FOLDER / lock.BUILD).read_text())}
+    for text in lock.build_requirements():
+        found = REQUIREMENT.match(text)
+        assert found, text
+        assert fits(pinned[found[1].lower()], found[2]), "`make lock`"
+
+
+@pytest.mark.parametrize("name", [*lock.LOCKS, lock.BUILD])
 def test_a_lock_names_no_index(name: str) -> None:
     assert not re.search(r"://|--(?:index|extra-index|find-links|trusted)", (lock.FOLDER / name).read_text())
 

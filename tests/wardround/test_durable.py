@@ -303,3 +303,24 @@ def test_a_full_disk_frees_the_lock_again(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path / "lock", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(descriptor)
+
+
+@pytest.mark.parametrize(("lasting", "synced"), [("all", ["file", "folder"]), ("content", ["file"]), ("nothing", [])])
+def test_what_is_fsynced_of_a_file_is_what_must_last(
+    tmp_path: Path, lasting: durable.Lasting, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        done.append("folder" if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir() else "file")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    durable.write_file(tmp_path / "a", b"new", lasting=lasting)
+    assert done == synced
+    assert (tmp_path / "a").read_bytes() == b"new"
+    done.clear()
+    durable.remove(tmp_path / "a", lasting=lasting == "all")
+    assert done == (["folder"] if lasting == "all" else [])
+    assert names_in(tmp_path) == []

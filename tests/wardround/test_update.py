@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from wardround.errors import BadData
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead
 from wardround.records.update import MAX_METRICS, LedgerStatement, UploadHeader, upload_id_from
+from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
@@ -20,7 +21,7 @@ SPECS = st.lists(
     st.builds(
         TensorSpec,
         st.from_regex(r"\A[A-Za-z0-9_.-]{1,12}\Z"),
-        st.sampled_from(["F32", "F64", "I64"]),
+        st.sampled_from(["F32", "F64", "I64", "U32"]),
         st.lists(st.integers(0, 4), max_size=3).map(tuple),
         st.sampled_from(["model", "control"]),
     ),
@@ -58,6 +59,8 @@ HEADERS = st.builds(
     num_examples=COUNTS,
     num_validation=COUNTS,
     ledger=STATEMENTS,
+    submission=st.none()
+    | st.builds(Envelope, st.just("type"), st.binary(max_size=40), st.just("key"), st.binary(max_size=64)),
 )
 HEADER = UploadHeader(
     upload_id="ab" * 16,
@@ -78,6 +81,11 @@ HEADER = UploadHeader(
 def test_a_header_comes_back_from_its_message_as_it_was(header: UploadHeader) -> None:
     sent = header.to_message().SerializeToString(deterministic=True)
     assert UploadHeader.from_message(pb.UploadOpen.FromString(sent)) == header
+
+
+def test_an_upload_id_opened_again_with_another_submission_is_another_upload() -> None:
+    one, other = (replace(HEADER, submission=Envelope("type", payload, "key", bytes(64))) for payload in (b"1", b"2"))
+    assert len({HEADER.content, one.content, other.content}) == 3
 
 
 def damaged(**fields: Any) -> pb.UploadOpen:

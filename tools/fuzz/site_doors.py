@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import grpc
+from cryptography import x509
 from google.protobuf.message import DecodeError
 
 from site_agent import audit, handoff
@@ -361,6 +362,7 @@ def _enrol_reply(folder: Path) -> Door:
         site="alpha", federation="north", certificate=certificates.certificate_pem(site.certificate),
         authority=site.authority.pem, receipt_key=site.receipt_key.public_key().public_bytes_raw(),
         server_time_s=int(NOW), renew_after_s=int(NOW) + 86400, coordinator_version=__version__,
+        renewal_certificate=_renewal_certificate(site, site.certificate, site.key),
     )  # fmt: skip
     text = invitation.encode()
 
@@ -377,6 +379,14 @@ def _enrol_reply(folder: Path) -> Door:
     return Door([reply.SerializeToString()], in_message(enrolment_pb2.EnrolReply.DESCRIPTOR), take, (DecodeError,))
 
 
+def _renewal_certificate(site: SiteFiles, issued: x509.Certificate, key: certificates.PrivateKey) -> bytes:
+    """What renews ``issued`` after its end, over the same key."""
+    with drawn("renewal"):
+        name = certificates.Name("north", "renewal", f"{issued.serial_number:x}")
+        certificate = site.authority.leaf(name, key.public_key(), NOW, 37 * 86400)
+    return certificates.certificate_pem(certificate)
+
+
 def _renew_reply(folder: Path) -> Door:
     """A renewal, until the new pair is in use."""
     site = SiteFiles()
@@ -388,6 +398,7 @@ def _renew_reply(folder: Path) -> Door:
     reply = enrolment_pb2.RenewReply(
         certificate=certificates.certificate_pem(certificate), authority=site.authority.pem, server_time_s=int(NOW),
         renew_after_s=int(NOW) + 86400, coordinator_version=__version__,
+        renewal_certificate=_renewal_certificate(site, certificate, fresh),
     )  # fmt: skip
     clock = SimpleNamespace(datetime=SimpleNamespace(now=lambda zone: MOMENT), UTC=datetime.UTC)
 

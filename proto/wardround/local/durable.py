@@ -16,10 +16,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
 
 from wardround.errors import CannotWrite, TryAgain
 
 Buffer = bytes | bytearray | memoryview
+Lasting = Literal["all", "content", "nothing"]
 COPY_PIECE = 64 * 1024 * 1024  # bytes asked of the kernel at once
 READ_PIECE = 1024 * 1024  # bytes in memory where the kernel does not copy by itself
 CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF})
@@ -49,8 +51,20 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
     sync_folder(path.parent)
 
 
-def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600, replace: bool = True) -> None:
+def write_file(
+    path: Path,
+    data: Buffer | Iterable[Buffer],
+    *,
+    mode: int = 0o600,
+    replace: bool = True,
+    lasting: Lasting = "all",
+) -> None:
     """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece.
+
+    Args:
+        lasting: what is there after a loss of power. "all": this. "content": this, or what was there before, each
+            whole; for what can be done again from there. "nothing": anything; for what can be made again, and whose
+            digest is looked at before it is used.
 
     Raises:
         CannotWrite: it does not go there; with ``replace=False`` also because something is there.
@@ -64,7 +78,8 @@ def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600
             try:
                 for piece in pieces:
                     _write_all(descriptor, piece)
-                _sync(descriptor, path)
+                if lasting != "nothing":
+                    _sync(descriptor, path)
             finally:
                 os.close(descriptor)
             _name(temporary, path, replace)
@@ -72,7 +87,8 @@ def write_file(path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600
         with suppress(OSError):  # it may never have been made, where this user may not even look
             temporary.unlink()
         raise
-    sync_folder(path.parent)
+    if lasting == "all":
+        sync_folder(path.parent)
 
 
 def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int:
@@ -124,14 +140,17 @@ def move(source: Path, target: Path) -> None:
         sync_folder(source.parent)
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a folder with all in it, durably. A missing one is no error."""
+def remove(path: Path, *, lasting: bool = True) -> None:
+    """Remove a file or a folder with all in it, durably. A missing one is no error.
+
+    With ``lasting=False`` it may be there again after a loss of power: for what nobody looks at then, or removes again.
+    """
     with _naming(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-    if path.parent.is_dir():
+    if lasting and path.parent.is_dir():
         sync_folder(path.parent)
 
 
@@ -232,14 +251,16 @@ class AppendFile:
 class SpoolFile:
     """A file filled from an offset, for an upload or a download that may break and go on."""
 
-    def __init__(self, path: Path, *, mode: int = 0o600) -> None:
+    def __init__(self, path: Path, *, mode: int = 0o600, lasting: bool = True) -> None:
+        """Open or make ``path``. With ``lasting=False`` its name may be gone after a loss of power."""
         self.path = path
         existed = path.exists()
         with _naming(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         if not existed:
             os.fchmod(self._descriptor, mode)  # whatever the umask: the other user of a shared folder must read it
-            sync_folder(path.parent)
+            if lasting:
+                sync_folder(path.parent)
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size

@@ -55,5 +55,6 @@ def log_to_stderr(part: str = "") -> None:
     handler = logging.StreamHandler(sys.stderr)
     as_json = os.environ.get(FORMAT) == "json"
     handler.setFormatter(JsonLines(part) if as_json else OneLine(f"{part}: %(message)s" if part else TEXT))
-    handler.addFilter(LimitedLibrary("grpc"))
+    for library in ("grpc", "uvicorn"):
+        handler.addFilter(LimitedLibrary(library))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

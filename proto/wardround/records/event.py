@@ -1,4 +1,5 @@
-"""What the coordinator sends on a `Watch`: offers, assignments, a warning about certificates, and its goodbye."""
+"""What the coordinator sends on a `Watch`: offers, assignments, what is shown of a secure
+aggregation, a warning about certificates, and its goodbye."""
 
 import datetime
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from wardround import __version__
 from wardround.errors import BadData
 from wardround.records.assignment import Assignment
 from wardround.records.offer import StudyOffer
+from wardround.records.secure_messages import SecureShown
 from wardround.v1 import federation_pb2 as pb
 
 
@@ -26,7 +28,7 @@ class CertificateFork:
         return datetime.datetime.fromtimestamp(self.since_s, datetime.UTC)
 
 
-Event = StudyOffer | Assignment | CertificateFork | Goodbye
+Event = StudyOffer | Assignment | SecureShown | CertificateFork | Goodbye
 
 
 def event_from(message: pb.Event) -> Event | None:
@@ -40,6 +42,8 @@ def event_from(message: pb.Event) -> Event | None:
         return StudyOffer.from_message(message.offer)
     if kind == "assignment":
         return Assignment.from_message(message.assignment)
+    if kind == "secure":
+        return SecureShown.from_message(message.secure)
     if kind == "certificate_fork":
         since_s = message.certificate_fork.since_s
         if not 0 < since_s < 2**33:
@@ -55,6 +59,8 @@ def event_message(event: Event) -> pb.Event:
         message.offer.CopyFrom(event.to_message())
     elif isinstance(event, Assignment):
         message.assignment.CopyFrom(event.to_message())
+    elif isinstance(event, SecureShown):
+        message.secure.CopyFrom(event.to_message())
     elif isinstance(event, CertificateFork):
         message.certificate_fork.since_s = event.since_s
     else:

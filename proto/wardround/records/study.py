@@ -232,6 +232,8 @@ class StudyFile(Strict):
         for table in ("public_data", "secure_aggregation"):
             if document[table] is None:
                 del document[table]
+        if self.secure_aggregation is not None and not self.secure_aggregation.roster:
+            del document["secure_aggregation"]["roster"]
         if self.aggregation.is_mean:
             del document["aggregation"]
         else:

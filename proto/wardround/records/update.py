@@ -4,15 +4,18 @@ The site makes it, the coordinator reads it; ``to_message`` and ``from_message``
 ``UploadOpen``. Who sends it is not in it: the site is whoever its certificate names.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from wardround.errors import BadData
-from wardround.records.messages import manifest_from, manifest_message
+from wardround.records.messages import envelope_message, manifest_from, manifest_message
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead
+from wardround.records.secure_messages import statement_from
 from wardround.records.study import METRIC_NAME, STUDY_NAME
 from wardround.signing import canonical
+from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import MAX_TENSORS, Manifest
 from wardround.v1 import federation_pb2 as pb
 
@@ -71,6 +74,7 @@ class UploadHeader:
     num_examples: int
     num_validation: int
     ledger: LedgerStatement
+    submission: Envelope | None = None  # with secure aggregation: "this masked vector is mine"
 
     @cached_property
     def content(self) -> str:
@@ -81,6 +85,7 @@ class UploadHeader:
                 "attempt": self.attempt, "manifest": self.manifest.digest(),
                 "metrics": [list(pair) for pair in self.metrics],
                 "num_examples": self.num_examples, "num_validation": self.num_validation,
+                **({"submission": _digest(self.submission)} if self.submission is not None else {}),
             }
         )  # fmt: skip
 
@@ -113,6 +118,7 @@ class UploadHeader:
             metrics=tuple((metric.name, metric.value) for metric in message.metrics),
             num_examples=message.num_examples, num_validation=message.num_validation,
             ledger=LedgerStatement.from_message(message.ledger, message.new_line_hashes),
+            submission=statement_from(message.submission) if message.HasField("submission") else None,
         )  # fmt: skip
 
     def to_message(self) -> pb.UploadOpen:
@@ -123,7 +129,12 @@ class UploadHeader:
             metrics=[pb.Metric(name=name, value=value) for name, value in self.metrics],
             num_examples=self.num_examples, num_validation=self.num_validation,
             ledger=self.ledger.head_message(), new_line_hashes=self.ledger.new_lines,
+            submission=None if self.submission is None else envelope_message(self.submission),
         )  # fmt: skip
+
+
+def _digest(statement: Envelope) -> str:
+    return hashlib.sha256(statement.payload + statement.signature).hexdigest()
 
 
 def upload_id_from(data: bytes) -> str:

@@ -26,6 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _BUNDLE = re.compile(r"[a-z0-9_]{1,40}")
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+    "U64": 8, "U32": 4,
 }  # fmt: skip
 
 

@@ -22,84 +22,85 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from wardround.v1 import envelope_pb2 as wardround_dot_v1_dot_envelope__pb2
+from wardround.v1 import secure_pb2 as wardround_dot_v1_dot_secure__pb2
 from wardround.v1 import tensors_pb2 as wardround_dot_v1_dot_tensors__pb2
 
+from wardround.v1.envelope_pb2 import *
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwardround/v1/federation.proto\x12\x0cwardround.v1\x1a\x1awardround/v1/tensors.proto\"H\n\x0eStudiesRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\x0c\"z\n\x0cStudiesReply\x12)\n\x07studies\x18\x01 \x03(\x0b\x32\x18.wardround.v1.StudyOffer\x12\x1b\n\x13\x63oordinator_version\x18\x02 \x01(\t\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\x14\n\x0clast_receipt\x18\x04 \x01(\x0c\"\x8d\x01\n\nStudyOffer\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x10\n\x08\x64ocument\x18\x04 \x01(\x0c\x12-\n\rinitial_model\x18\x05 \x01(\x0b\x32\x16.wardround.v1.Manifest\x12\r\n\x05state\x18\x06 \x01(\t\"\xd6\x01\n\x0e\x44\x65\x63lareRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12(\n\x06status\x18\x04 \x01(\x0e\x32\x18.wardround.v1.SiteStatus\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\'\n\x04\x63ode\x18\x07 \x01(\x0e\x32\x19.wardround.v1.RefusalCode\x12\x0c\n\x04rows\x18\x08 \x01(\x04\x12\x12\n\nestimate_s\x18\t \x01(\r\"\x0e\n\x0c\x44\x65\x63lareReply\"7\n\x0cWatchRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\x0c\"\xec\x01\n\x05\x45vent\x12)\n\x05offer\x18\x01 \x01(\x0b\x32\x18.wardround.v1.StudyOfferH\x00\x12.\n\nassignment\x18\x02 \x01(\x0b\x32\x18.wardround.v1.AssignmentH\x00\x12(\n\x07goodbye\x18\x03 \x01(\x0b\x32\x15.wardround.v1.GoodbyeH\x00\x12\x39\n\x10\x63\x65rtificate_fork\x18\x05 \x01(\x0b\x32\x1d.wardround.v1.CertificateForkH\x00\x12\x1b\n\x13\x63oordinator_version\x18\x04 \x01(\tB\x06\n\x04kind\"\t\n\x07Goodbye\"\"\n\x0f\x43\x65rtificateFork\x12\x0f\n\x07since_s\x18\x01 \x01(\x03\")\n\x08ModelRef\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xa7\x02\n\nAssignment\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12$\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12$\n\x04\x62\x65st\x18\x05 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12$\n\x05train\x18\x08 \x01(\x0b\x32\x13.wardround.v1.TrainH\x00\x12*\n\x08validate\x18\t \x01(\x0b\x32\x16.wardround.v1.ValidateH\x00\x12\"\n\x04stop\x18\n \x01(\x0b\x32\x12.wardround.v1.StopH\x00\x42\x06\n\x04kind\"\x07\n\x05Train\"\n\n\x08Validate\"\xcb\x01\n\x04Stop\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.wardround.v1.Stop.Reason\x12\x31\n\rcontributions\x18\x02 \x03(\x0b\x32\x1a.wardround.v1.Contribution\"e\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x46INISHED\x10\x01\x12\x0b\n\x07STOPPED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\x12\n\n\x06PAUSED\x10\x04\x12\x10\n\x0cROUND_FAILED\x10\x05\"N\n\x0c\x43ontribution\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x03(\r\x12\x0e\n\x06\x63\x61pped\x18\x03 \x03(\r\x12\x10\n\x08left_out\x18\x04 \x03(\r\"i\n\x0f\x44ownloadRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"i\n\rDownloadReply\x12*\n\x08manifest\x18\x01 \x01(\x0b\x32\x16.wardround.v1.ManifestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.wardround.v1.ChunkH\x00\x42\x06\n\x04kind\"\xc5\x01\n\rUploadRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.wardround.v1.UploadOpenH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.wardround.v1.ChunkH\x00\x12,\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1a.wardround.v1.UploadCommitH\x00\x12.\n\x07inquire\x18\x04 \x01(\x0b\x32\x1b.wardround.v1.UploadInquireH\x00\x42\x06\n\x04kind\"\xb2\x02\n\nUploadOpen\x12\x11\n\tupload_id\x18\x01 \x01(\x0c\x12\r\n\x05study\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12(\n\x08manifest\x18\x07 \x01(\x0b\x32\x16.wardround.v1.Manifest\x12%\n\x07metrics\x18\x08 \x03(\x0b\x32\x14.wardround.v1.Metric\x12\x14\n\x0cnum_examples\x18\t \x01(\x04\x12\x16\n\x0enum_validation\x18\n \x01(\x04\x12(\n\x06ledger\x18\x0b \x01(\x0b\x32\x18.wardround.v1.LedgerHead\x12\x17\n\x0fnew_line_hashes\x18\x0c \x03(\x0c\"O\n\nLedgerPage\x12(\n\x06ledger\x18\x01 \x01(\x0b\x32\x18.wardround.v1.LedgerHead\x12\x17\n\x0fnew_line_hashes\x18\x02 \x03(\x0c\"\x1c\n\x0bLedgerKnown\x12\r\n\x05lines\x18\x01 \x01(\x04\"\"\n\rUploadInquire\x12\x11\n\tupload_id\x18\x01 \x01(\x0c\"\'\n\x0cUploadCommit\x12\x17\n\x0fmanifest_sha256\x18\x01 \x01(\x0c\"R\n\x0bUploadReply\x12\x10\n\x06offset\x18\x01 \x01(\x04H\x00\x12)\n\x07receipt\x18\x02 \x01(\x0b\x32\x16.wardround.v1.EnvelopeH\x00\x42\x06\n\x04kind\"%\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"O\n\nLedgerHead\x12\x11\n\tledger_id\x18\x01 \x01(\t\x12\r\n\x05lines\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"S\n\x08\x45nvelope\x12\x14\n\x0cpayload_type\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\r\n\x05keyid\x18\x03 \x01(\t\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"(\n\x0fReceiptsRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\":\n\rReceiptsReply\x12)\n\tenvelopes\x18\x01 \x03(\x0b\x32\x16.wardround.v1.Envelope\":\n\rReturnRequest\x12)\n\tenvelopes\x18\x01 \x03(\x0b\x32\x16.wardround.v1.Envelope\"#\n\x0bReturnReply\x12\x14\n\x0clast_receipt\x18\x01 \x01(\x0c*\x88\t\n\x0bRefusalCode\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x17\n\x13VERSION_UNSUPPORTED\x10\x01\x12\x17\n\x13\x43\x45RTIFICATE_PROFILE\x10\x02\x12\x17\n\x13\x43\x45RTIFICATE_EXPIRED\x10\x03\x12\x17\n\x13\x43\x45RTIFICATE_UNKNOWN\x10\x04\x12\x10\n\x0cSITE_REVOKED\x10\x05\x12\x14\n\x10\x43\x41LL_NOT_ALLOWED\x10\x06\x12\x15\n\x11MESSAGE_MALFORMED\x10\x07\x12\x17\n\x13\x43OORDINATOR_TROUBLE\x10\x08\x12\x18\n\x14SITE_CONNECTED_TWICE\x10\t\x12\x16\n\x12INVITATION_UNKNOWN\x10\x14\x12\x16\n\x12INVITATION_EXPIRED\x10\x15\x12\x13\n\x0fINVITATION_USED\x10\x16\x12\x18\n\x14SIGNING_REQUEST_WEAK\x10\x17\x12\x14\n\x10LEDGER_KEY_PROOF\x10\x18\x12\x11\n\rSTUDY_UNKNOWN\x10(\x12\x14\n\x10REVISION_CHANGED\x10)\x12\x15\n\x11STUDY_NOT_RUNNING\x10*\x12\x10\n\x0cROUND_CLOSED\x10+\x12\x13\n\x0fROUND_NOT_ASKED\x10,\x12\x16\n\x12UPLOAD_ID_CONFLICT\x10-\x12\x14\n\x10UPLOAD_DUPLICATE\x10.\x12\x12\n\x0eMANIFEST_NAMES\x10/\x12\x12\n\x0eMANIFEST_SHAPE\x10\x30\x12\x12\n\x0eMANIFEST_DTYPE\x10\x31\x12\x16\n\x12METRICS_UNDECLARED\x10\x32\x12\x11\n\rCOUNT_INVALID\x10\x33\x12\x16\n\x12PAYLOAD_INCOMPLETE\x10\x34\x12\x12\n\x0ePAYLOAD_DIGEST\x10\x35\x12\x15\n\x11TENSOR_NOT_FINITE\x10\x36\x12\x0f\n\x0bTENSOR_NORM\x10\x37\x12\x13\n\x0fLEDGER_ROLLBACK\x10\x38\x12\x0f\n\x0bLEDGER_FORK\x10\x39\x12\x14\n\x10LEDGER_SIGNATURE\x10:\x12\x0c\n\x08TOO_BUSY\x10;\x12\x10\n\x0cNOT_RECEIVED\x10<\x12\x13\n\x0fTENSOR_ENCODING\x10=\x12\x19\n\x15\x44\x45\x43LINED_NOT_APPROVED\x10P\x12\x16\n\x12\x44\x45\x43LINED_WITHDRAWN\x10Q\x12\x19\n\x15\x44\x45\x43LINED_DATA_CHANGED\x10R\x12\x19\n\x15\x44\x45\x43LINED_DATA_INVALID\x10S\x12\x1b\n\x17\x44\x45\x43LINED_MODEL_MISMATCH\x10T\x12\x13\n\x0f\x44\x45\x43LINED_POLICY\x10U\x12\x1c\n\x18\x44\x45\x43LINED_TRAINING_FAILED\x10V\x12\x16\n\x12\x44\x45\x43LINED_RESOURCES\x10W\x12\x11\n\rDECLINED_HELD\x10X\x12\x1b\n\x17\x44\x45\x43LINED_BEYOND_CONSENT\x10Y\x12\x14\n\x10\x44\x45\x43LINED_UNKNOWN\x10\x63\x12\x13\n\x0fSUMMARY_UNKNOWN\x10\x64\x12\x13\n\x0fSUMMARY_CHANGED\x10\x65\x12\x13\n\x0fSUMMARY_INVALID\x10\x66*\x85\x01\n\nSiteStatus\x12\x1b\n\x17SITE_STATUS_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\r\n\tWITHDRAWN\x10\x02\x12\x0c\n\x08\x44\x45\x43LINED\x10\x03\x12\x08\n\x04HELD\x10\x04\x12\x08\n\x04\x46ITS\x10\x05\x12\x10\n\x0c\x44OES_NOT_FIT\x10\x06\x12\x0c\n\x08TRAINING\x10\x07\x32\xad\x04\n\nFederation\x12\x43\n\x07Studies\x12\x1c.wardround.v1.StudiesRequest\x1a\x1a.wardround.v1.StudiesReply\x12\x43\n\x07\x44\x65\x63lare\x12\x1c.wardround.v1.DeclareRequest\x1a\x1a.wardround.v1.DeclareReply\x12:\n\x05Watch\x12\x1a.wardround.v1.WatchRequest\x1a\x13.wardround.v1.Event0\x01\x12H\n\x08\x44ownload\x12\x1d.wardround.v1.DownloadRequest\x1a\x1b.wardround.v1.DownloadReply0\x01\x12\x44\n\x06Upload\x12\x1b.wardround.v1.UploadRequest\x1a\x19.wardround.v1.UploadReply(\x01\x30\x01\x12=\n\x06Ledger\x12\x18.wardround.v1.LedgerPage\x1a\x19.wardround.v1.LedgerKnown\x12H\n\x08Receipts\x12\x1d.wardround.v1.ReceiptsRequest\x1a\x1b.wardround.v1.ReceiptsReply0\x01\x12@\n\x06Return\x12\x1b.wardround.v1.ReturnRequest\x1a\x19.wardround.v1.ReturnReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dwardround/v1/federation.proto\x12\x0cwardround.v1\x1a\x1bwardround/v1/envelope.proto\x1a\x19wardround/v1/secure.proto\x1a\x1awardround/v1/tensors.proto\"H\n\x0eStudiesRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\x10\n\x08instance\x18\x03 \x01(\x0c\"z\n\x0cStudiesReply\x12)\n\x07studies\x18\x01 \x03(\x0b\x32\x18.wardround.v1.StudyOffer\x12\x1b\n\x13\x63oordinator_version\x18\x02 \x01(\t\x12\x0c\n\x04more\x18\x03 \x01(\x08\x12\x14\n\x0clast_receipt\x18\x04 \x01(\x0c\"\x8d\x01\n\nStudyOffer\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12\x10\n\x08\x64ocument\x18\x04 \x01(\x0c\x12-\n\rinitial_model\x18\x05 \x01(\x0b\x32\x16.wardround.v1.Manifest\x12\r\n\x05state\x18\x06 \x01(\t\"\xd6\x01\n\x0e\x44\x65\x63lareRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12(\n\x06status\x18\x04 \x01(\x0e\x32\x18.wardround.v1.SiteStatus\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12\'\n\x04\x63ode\x18\x07 \x01(\x0e\x32\x19.wardround.v1.RefusalCode\x12\x0c\n\x04rows\x18\x08 \x01(\x04\x12\x12\n\nestimate_s\x18\t \x01(\r\"\x0e\n\x0c\x44\x65\x63lareReply\"7\n\x0cWatchRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\x12\x10\n\x08instance\x18\x02 \x01(\x0c\"\x99\x02\n\x05\x45vent\x12)\n\x05offer\x18\x01 \x01(\x0b\x32\x18.wardround.v1.StudyOfferH\x00\x12.\n\nassignment\x18\x02 \x01(\x0b\x32\x18.wardround.v1.AssignmentH\x00\x12(\n\x07goodbye\x18\x03 \x01(\x0b\x32\x15.wardround.v1.GoodbyeH\x00\x12\x39\n\x10\x63\x65rtificate_fork\x18\x05 \x01(\x0b\x32\x1d.wardround.v1.CertificateForkH\x00\x12+\n\x06secure\x18\x06 \x01(\x0b\x32\x19.wardround.v1.SecureShownH\x00\x12\x1b\n\x13\x63oordinator_version\x18\x04 \x01(\tB\x06\n\x04kind\"\t\n\x07Goodbye\"\"\n\x0f\x43\x65rtificateFork\x12\x0f\n\x07since_s\x18\x01 \x01(\x03\")\n\x08ModelRef\x12\r\n\x05round\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xa7\x02\n\nAssignment\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12\x0e\n\x06\x64igest\x18\x03 \x01(\x0c\x12$\n\x04\x62\x61se\x18\x04 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12$\n\x04\x62\x65st\x18\x05 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12\r\n\x05round\x18\x06 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\r\x12$\n\x05train\x18\x08 \x01(\x0b\x32\x13.wardround.v1.TrainH\x00\x12*\n\x08validate\x18\t \x01(\x0b\x32\x16.wardround.v1.ValidateH\x00\x12\"\n\x04stop\x18\n \x01(\x0b\x32\x12.wardround.v1.StopH\x00\x42\x06\n\x04kind\"\x07\n\x05Train\"\n\n\x08Validate\"\xcb\x01\n\x04Stop\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.wardround.v1.Stop.Reason\x12\x31\n\rcontributions\x18\x02 \x03(\x0b\x32\x1a.wardround.v1.Contribution\"e\n\x06Reason\x12\x16\n\x12REASON_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x46INISHED\x10\x01\x12\x0b\n\x07STOPPED\x10\x02\x12\n\n\x06\x46\x41ILED\x10\x03\x12\n\n\x06PAUSED\x10\x04\x12\x10\n\x0cROUND_FAILED\x10\x05\"N\n\x0c\x43ontribution\x12\x0c\n\x04site\x18\x01 \x01(\t\x12\x0e\n\x06rounds\x18\x02 \x03(\r\x12\x0e\n\x06\x63\x61pped\x18\x03 \x03(\r\x12\x10\n\x08left_out\x18\x04 \x03(\r\"i\n\x0f\x44ownloadRequest\x12\r\n\x05study\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\r\x12%\n\x05model\x18\x03 \x01(\x0b\x32\x16.wardround.v1.ModelRef\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"i\n\rDownloadReply\x12*\n\x08manifest\x18\x01 \x01(\x0b\x32\x16.wardround.v1.ManifestH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.wardround.v1.ChunkH\x00\x42\x06\n\x04kind\"\xc5\x01\n\rUploadRequest\x12(\n\x04open\x18\x01 \x01(\x0b\x32\x18.wardround.v1.UploadOpenH\x00\x12$\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x13.wardround.v1.ChunkH\x00\x12,\n\x06\x63ommit\x18\x03 \x01(\x0b\x32\x1a.wardround.v1.UploadCommitH\x00\x12.\n\x07inquire\x18\x04 \x01(\x0b\x32\x1b.wardround.v1.UploadInquireH\x00\x42\x06\n\x04kind\"\xde\x02\n\nUploadOpen\x12\x11\n\tupload_id\x18\x01 \x01(\x0c\x12\r\n\x05study\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\r\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\x12\r\n\x05round\x18\x05 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r\x12(\n\x08manifest\x18\x07 \x01(\x0b\x32\x16.wardround.v1.Manifest\x12%\n\x07metrics\x18\x08 \x03(\x0b\x32\x14.wardround.v1.Metric\x12\x14\n\x0cnum_examples\x18\t \x01(\x04\x12\x16\n\x0enum_validation\x18\n \x01(\x04\x12(\n\x06ledger\x18\x0b \x01(\x0b\x32\x18.wardround.v1.LedgerHead\x12\x17\n\x0fnew_line_hashes\x18\x0c \x03(\x0c\x12*\n\nsubmission\x18\r \x01(\x0b\x32\x16.wardround.v1.Envelope\"O\n\nLedgerPage\x12(\n\x06ledger\x18\x01 \x01(\x0b\x32\x18.wardround.v1.LedgerHead\x12\x17\n\x0fnew_line_hashes\x18\x02 \x03(\x0c\"\x1c\n\x0bLedgerKnown\x12\r\n\x05lines\x18\x01 \x01(\x04\"\"\n\rUploadInquire\x12\x11\n\tupload_id\x18\x01 \x01(\x0c\"\'\n\x0cUploadCommit\x12\x17\n\x0fmanifest_sha256\x18\x01 \x01(\x0c\"R\n\x0bUploadReply\x12\x10\n\x06offset\x18\x01 \x01(\x04H\x00\x12)\n\x07receipt\x18\x02 \x01(\x0b\x32\x16.wardround.v1.EnvelopeH\x00\x42\x06\n\x04kind\"%\n\x06Metric\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"O\n\nLedgerHead\x12\x11\n\tledger_id\x18\x01 \x01(\t\x12\r\n\x05lines\x18\x02 \x01(\x04\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"(\n\x0fReceiptsRequest\x12\x15\n\ragent_version\x18\x01 \x01(\t\":\n\rReceiptsReply\x12)\n\tenvelopes\x18\x01 \x03(\x0b\x32\x16.wardround.v1.Envelope\":\n\rReturnRequest\x12)\n\tenvelopes\x18\x01 \x03(\x0b\x32\x16.wardround.v1.Envelope\"#\n\x0bReturnReply\x12\x14\n\x0clast_receipt\x18\x01 \x01(\x0c*\x88\t\n\x0bRefusalCode\x12\x17\n\x13REFUSAL_UNSPECIFIED\x10\x00\x12\x17\n\x13VERSION_UNSUPPORTED\x10\x01\x12\x17\n\x13\x43\x45RTIFICATE_PROFILE\x10\x02\x12\x17\n\x13\x43\x45RTIFICATE_EXPIRED\x10\x03\x12\x17\n\x13\x43\x45RTIFICATE_UNKNOWN\x10\x04\x12\x10\n\x0cSITE_REVOKED\x10\x05\x12\x14\n\x10\x43\x41LL_NOT_ALLOWED\x10\x06\x12\x15\n\x11MESSAGE_MALFORMED\x10\x07\x12\x17\n\x13\x43OORDINATOR_TROUBLE\x10\x08\x12\x18\n\x14SITE_CONNECTED_TWICE\x10\t\x12\x16\n\x12INVITATION_UNKNOWN\x10\x14\x12\x16\n\x12INVITATION_EXPIRED\x10\x15\x12\x13\n\x0fINVITATION_USED\x10\x16\x12\x18\n\x14SIGNING_REQUEST_WEAK\x10\x17\x12\x14\n\x10LEDGER_KEY_PROOF\x10\x18\x12\x11\n\rSTUDY_UNKNOWN\x10(\x12\x14\n\x10REVISION_CHANGED\x10)\x12\x15\n\x11STUDY_NOT_RUNNING\x10*\x12\x10\n\x0cROUND_CLOSED\x10+\x12\x13\n\x0fROUND_NOT_ASKED\x10,\x12\x16\n\x12UPLOAD_ID_CONFLICT\x10-\x12\x14\n\x10UPLOAD_DUPLICATE\x10.\x12\x12\n\x0eMANIFEST_NAMES\x10/\x12\x12\n\x0eMANIFEST_SHAPE\x10\x30\x12\x12\n\x0eMANIFEST_DTYPE\x10\x31\x12\x16\n\x12METRICS_UNDECLARED\x10\x32\x12\x11\n\rCOUNT_INVALID\x10\x33\x12\x16\n\x12PAYLOAD_INCOMPLETE\x10\x34\x12\x12\n\x0ePAYLOAD_DIGEST\x10\x35\x12\x15\n\x11TENSOR_NOT_FINITE\x10\x36\x12\x0f\n\x0bTENSOR_NORM\x10\x37\x12\x13\n\x0fLEDGER_ROLLBACK\x10\x38\x12\x0f\n\x0bLEDGER_FORK\x10\x39\x12\x14\n\x10LEDGER_SIGNATURE\x10:\x12\x0c\n\x08TOO_BUSY\x10;\x12\x10\n\x0cNOT_RECEIVED\x10<\x12\x13\n\x0fTENSOR_ENCODING\x10=\x12\x19\n\x15\x44\x45\x43LINED_NOT_APPROVED\x10P\x12\x16\n\x12\x44\x45\x43LINED_WITHDRAWN\x10Q\x12\x19\n\x15\x44\x45\x43LINED_DATA_CHANGED\x10R\x12\x19\n\x15\x44\x45\x43LINED_DATA_INVALID\x10S\x12\x1b\n\x17\x44\x45\x43LINED_MODEL_MISMATCH\x10T\x12\x13\n\x0f\x44\x45\x43LINED_POLICY\x10U\x12\x1c\n\x18\x44\x45\x43LINED_TRAINING_FAILED\x10V\x12\x16\n\x12\x44\x45\x43LINED_RESOURCES\x10W\x12\x11\n\rDECLINED_HELD\x10X\x12\x1b\n\x17\x44\x45\x43LINED_BEYOND_CONSENT\x10Y\x12\x14\n\x10\x44\x45\x43LINED_UNKNOWN\x10\x63\x12\x13\n\x0fSUMMARY_UNKNOWN\x10\x64\x12\x13\n\x0fSUMMARY_CHANGED\x10\x65\x12\x13\n\x0fSUMMARY_INVALID\x10\x66*\x85\x01\n\nSiteStatus\x12\x1b\n\x17SITE_STATUS_UNSPECIFIED\x10\x00\x12\t\n\x05READY\x10\x01\x12\r\n\tWITHDRAWN\x10\x02\x12\x0c\n\x08\x44\x45\x43LINED\x10\x03\x12\x08\n\x04HELD\x10\x04\x12\x08\n\x04\x46ITS\x10\x05\x12\x10\n\x0c\x44OES_NOT_FIT\x10\x06\x12\x0c\n\x08TRAINING\x10\x07\x32\xad\x04\n\nFederation\x12\x43\n\x07Studies\x12\x1c.wardround.v1.StudiesRequest\x1a\x1a.wardround.v1.StudiesReply\x12\x43\n\x07\x44\x65\x63lare\x12\x1c.wardround.v1.DeclareRequest\x1a\x1a.wardround.v1.DeclareReply\x12:\n\x05Watch\x12\x1a.wardround.v1.WatchRequest\x1a\x13.wardround.v1.Event0\x01\x12H\n\x08\x44ownload\x12\x1d.wardround.v1.DownloadRequest\x1a\x1b.wardround.v1.DownloadReply0\x01\x12\x44\n\x06Upload\x12\x1b.wardround.v1.UploadRequest\x1a\x19.wardround.v1.UploadReply(\x01\x30\x01\x12=\n\x06Ledger\x12\x18.wardround.v1.LedgerPage\x1a\x19.wardround.v1.LedgerKnown\x12H\n\x08Receipts\x12\x1d.wardround.v1.ReceiptsRequest\x1a\x1b.wardround.v1.ReceiptsReply0\x01\x12@\n\x06Return\x12\x1b.wardround.v1.ReturnRequest\x1a\x19.wardround.v1.ReturnReplyP\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wardround.v1.federation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REFUSALCODE']._serialized_start=3041
-  _globals['_REFUSALCODE']._serialized_end=4201
-  _globals['_SITESTATUS']._serialized_start=4204
-  _globals['_SITESTATUS']._serialized_end=4337
-  _globals['_STUDIESREQUEST']._serialized_start=75
-  _globals['_STUDIESREQUEST']._serialized_end=147
-  _globals['_STUDIESREPLY']._serialized_start=149
-  _globals['_STUDIESREPLY']._serialized_end=271
-  _globals['_STUDYOFFER']._serialized_start=274
-  _globals['_STUDYOFFER']._serialized_end=415
-  _globals['_DECLAREREQUEST']._serialized_start=418
-  _globals['_DECLAREREQUEST']._serialized_end=632
-  _globals['_DECLAREREPLY']._serialized_start=634
-  _globals['_DECLAREREPLY']._serialized_end=648
-  _globals['_WATCHREQUEST']._serialized_start=650
-  _globals['_WATCHREQUEST']._serialized_end=705
-  _globals['_EVENT']._serialized_start=708
-  _globals['_EVENT']._serialized_end=944
-  _globals['_GOODBYE']._serialized_start=946
-  _globals['_GOODBYE']._serialized_end=955
-  _globals['_CERTIFICATEFORK']._serialized_start=957
-  _globals['_CERTIFICATEFORK']._serialized_end=991
-  _globals['_MODELREF']._serialized_start=993
-  _globals['_MODELREF']._serialized_end=1034
-  _globals['_ASSIGNMENT']._serialized_start=1037
-  _globals['_ASSIGNMENT']._serialized_end=1332
-  _globals['_TRAIN']._serialized_start=1334
-  _globals['_TRAIN']._serialized_end=1341
-  _globals['_VALIDATE']._serialized_start=1343
-  _globals['_VALIDATE']._serialized_end=1353
-  _globals['_STOP']._serialized_start=1356
-  _globals['_STOP']._serialized_end=1559
-  _globals['_STOP_REASON']._serialized_start=1458
-  _globals['_STOP_REASON']._serialized_end=1559
-  _globals['_CONTRIBUTION']._serialized_start=1561
-  _globals['_CONTRIBUTION']._serialized_end=1639
-  _globals['_DOWNLOADREQUEST']._serialized_start=1641
-  _globals['_DOWNLOADREQUEST']._serialized_end=1746
-  _globals['_DOWNLOADREPLY']._serialized_start=1748
-  _globals['_DOWNLOADREPLY']._serialized_end=1853
-  _globals['_UPLOADREQUEST']._serialized_start=1856
-  _globals['_UPLOADREQUEST']._serialized_end=2053
-  _globals['_UPLOADOPEN']._serialized_start=2056
-  _globals['_UPLOADOPEN']._serialized_end=2362
-  _globals['_LEDGERPAGE']._serialized_start=2364
-  _globals['_LEDGERPAGE']._serialized_end=2443
-  _globals['_LEDGERKNOWN']._serialized_start=2445
-  _globals['_LEDGERKNOWN']._serialized_end=2473
-  _globals['_UPLOADINQUIRE']._serialized_start=2475
-  _globals['_UPLOADINQUIRE']._serialized_end=2509
-  _globals['_UPLOADCOMMIT']._serialized_start=2511
-  _globals['_UPLOADCOMMIT']._serialized_end=2550
-  _globals['_UPLOADREPLY']._serialized_start=2552
-  _globals['_UPLOADREPLY']._serialized_end=2634
-  _globals['_METRIC']._serialized_start=2636
-  _globals['_METRIC']._serialized_end=2673
-  _globals['_LEDGERHEAD']._serialized_start=2675
-  _globals['_LEDGERHEAD']._serialized_end=2754
-  _globals['_ENVELOPE']._serialized_start=2756
-  _globals['_ENVELOPE']._serialized_end=2839
-  _globals['_RECEIPTSREQUEST']._serialized_start=2841
-  _globals['_RECEIPTSREQUEST']._serialized_end=2881
-  _globals['_RECEIPTSREPLY']._serialized_start=2883
-  _globals['_RECEIPTSREPLY']._serialized_end=2941
-  _globals['_RETURNREQUEST']._serialized_start=2943
-  _globals['_RETURNREQUEST']._serialized_end=3001
-  _globals['_RETURNREPLY']._serialized_start=3003
-  _globals['_RETURNREPLY']._serialized_end=3038
-  _globals['_FEDERATION']._serialized_start=4340
-  _globals['_FEDERATION']._serialized_end=4897
+  _globals['_REFUSALCODE']._serialized_start=3101
+  _globals['_REFUSALCODE']._serialized_end=4261
+  _globals['_SITESTATUS']._serialized_start=4264
+  _globals['_SITESTATUS']._serialized_end=4397
+  _globals['_STUDIESREQUEST']._serialized_start=131
+  _globals['_STUDIESREQUEST']._serialized_end=203
+  _globals['_STUDIESREPLY']._serialized_start=205
+  _globals['_STUDIESREPLY']._serialized_end=327
+  _globals['_STUDYOFFER']._serialized_start=330
+  _globals['_STUDYOFFER']._serialized_end=471
+  _globals['_DECLAREREQUEST']._serialized_start=474
+  _globals['_DECLAREREQUEST']._serialized_end=688
+  _globals['_DECLAREREPLY']._serialized_start=690
+  _globals['_DECLAREREPLY']._serialized_end=704
+  _globals['_WATCHREQUEST']._serialized_start=706
+  _globals['_WATCHREQUEST']._serialized_end=761
+  _globals['_EVENT']._serialized_start=764
+  _globals['_EVENT']._serialized_end=1045
+  _globals['_GOODBYE']._serialized_start=1047
+  _globals['_GOODBYE']._serialized_end=1056
+  _globals['_CERTIFICATEFORK']._serialized_start=1058
+  _globals['_CERTIFICATEFORK']._serialized_end=1092
+  _globals['_MODELREF']._serialized_start=1094
+  _globals['_MODELREF']._serialized_end=1135
+  _globals['_ASSIGNMENT']._serialized_start=1138
+  _globals['_ASSIGNMENT']._serialized_end=1433
+  _globals['_TRAIN']._serialized_start=1435
+  _globals['_TRAIN']._serialized_end=1442
+  _globals['_VALIDATE']._serialized_start=1444
+  _globals['_VALIDATE']._serialized_end=1454
+  _globals['_STOP']._serialized_start=1457
+  _globals['_STOP']._serialized_end=1660
+  _globals['_STOP_REASON']._serialized_start=1559
+  _globals['_STOP_REASON']._serialized_end=1660
+  _globals['_CONTRIBUTION']._serialized_start=1662
+  _globals['_CONTRIBUTION']._serialized_end=1740
+  _globals['_DOWNLOADREQUEST']._serialized_start=1742
+  _globals['_DOWNLOADREQUEST']._serialized_end=1847
+  _globals['_DOWNLOADREPLY']._serialized_start=1849
+  _globals['_DOWNLOADREPLY']._serialized_end=1954
+  _globals['_UPLOADREQUEST']._serialized_start=1957
+  _globals['_UPLOADREQUEST']._serialized_end=2154
+  _globals['_UPLOADOPEN']._serialized_start=2157
+  _globals['_UPLOADOPEN']._serialized_end=2507
+  _globals['_LEDGERPAGE']._serialized_start=2509
+  _globals['_LEDGERPAGE']._serialized_end=2588
+  _globals['_LEDGERKNOWN']._serialized_start=2590
+  _globals['_LEDGERKNOWN']._serialized_end=2618
+  _globals['_UPLOADINQUIRE']._serialized_start=2620
+  _globals['_UPLOADINQUIRE']._serialized_end=2654
+  _globals['_UPLOADCOMMIT']._serialized_start=2656
+  _globals['_UPLOADCOMMIT']._serialized_end=2695
+  _globals['_UPLOADREPLY']._serialized_start=2697
+  _globals['_UPLOADREPLY']._serialized_end=2779
+  _globals['_METRIC']._serialized_start=2781
+  _globals['_METRIC']._serialized_end=2818
+  _globals['_LEDGERHEAD']._serialized_start=2820
+  _globals['_LEDGERHEAD']._serialized_end=2899
+  _globals['_RECEIPTSREQUEST']._serialized_start=2901
+  _globals['_RECEIPTSREQUEST']._serialized_end=2941
+  _globals['_RECEIPTSREPLY']._serialized_start=2943
+  _globals['_RECEIPTSREPLY']._serialized_end=3001
+  _globals['_RETURNREQUEST']._serialized_start=3003
+  _globals['_RETURNREQUEST']._serialized_end=3061
+  _globals['_RETURNREPLY']._serialized_start=3063
+  _globals['_RETURNREPLY']._serialized_end=3098
+  _globals['_FEDERATION']._serialized_start=4400
+  _globals['_FEDERATION']._serialized_end=4957
 # @@protoc_insertion_point(module_scope)

@@ -1,3 +1,5 @@
+from wardround.v1 import envelope_pb2 as _envelope_pb2
+from wardround.v1 import secure_pb2 as _secure_pb2
 from wardround.v1 import tensors_pb2 as _tensors_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
@@ -5,6 +7,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from wardround.v1.envelope_pb2 import Envelope as Envelope
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -205,18 +208,20 @@ class WatchRequest(_message.Message):
     def __init__(self, agent_version: _Optional[str] = ..., instance: _Optional[bytes] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("offer", "assignment", "goodbye", "certificate_fork", "coordinator_version")
+    __slots__ = ("offer", "assignment", "goodbye", "certificate_fork", "secure", "coordinator_version")
     OFFER_FIELD_NUMBER: _ClassVar[int]
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FORK_FIELD_NUMBER: _ClassVar[int]
+    SECURE_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_VERSION_FIELD_NUMBER: _ClassVar[int]
     offer: StudyOffer
     assignment: Assignment
     goodbye: Goodbye
     certificate_fork: CertificateFork
+    secure: _secure_pb2.SecureShown
     coordinator_version: str
-    def __init__(self, offer: _Optional[_Union[StudyOffer, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., certificate_fork: _Optional[_Union[CertificateFork, _Mapping]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
+    def __init__(self, offer: _Optional[_Union[StudyOffer, _Mapping]] = ..., assignment: _Optional[_Union[Assignment, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., certificate_fork: _Optional[_Union[CertificateFork, _Mapping]] = ..., secure: _Optional[_Union[_secure_pb2.SecureShown, _Mapping]] = ..., coordinator_version: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
@@ -335,7 +340,7 @@ class UploadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[UploadOpen, _Mapping]] = ..., chunk: _Optional[_Union[_tensors_pb2.Chunk, _Mapping]] = ..., commit: _Optional[_Union[UploadCommit, _Mapping]] = ..., inquire: _Optional[_Union[UploadInquire, _Mapping]] = ...) -> None: ...
 
 class UploadOpen(_message.Message):
-    __slots__ = ("upload_id", "study", "revision", "digest", "round", "attempt", "manifest", "metrics", "num_examples", "num_validation", "ledger", "new_line_hashes")
+    __slots__ = ("upload_id", "study", "revision", "digest", "round", "attempt", "manifest", "metrics", "num_examples", "num_validation", "ledger", "new_line_hashes", "submission")
     UPLOAD_ID_FIELD_NUMBER: _ClassVar[int]
     STUDY_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -348,6 +353,7 @@ class UploadOpen(_message.Message):
     NUM_VALIDATION_FIELD_NUMBER: _ClassVar[int]
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     NEW_LINE_HASHES_FIELD_NUMBER: _ClassVar[int]
+    SUBMISSION_FIELD_NUMBER: _ClassVar[int]
     upload_id: bytes
     study: str
     revision: int
@@ -360,7 +366,8 @@ class UploadOpen(_message.Message):
     num_validation: int
     ledger: LedgerHead
     new_line_hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, upload_id: _Optional[bytes] = ..., study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., manifest: _Optional[_Union[_tensors_pb2.Manifest, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., num_examples: _Optional[int] = ..., num_validation: _Optional[int] = ..., ledger: _Optional[_Union[LedgerHead, _Mapping]] = ..., new_line_hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    submission: _envelope_pb2.Envelope
+    def __init__(self, upload_id: _Optional[bytes] = ..., study: _Optional[str] = ..., revision: _Optional[int] = ..., digest: _Optional[bytes] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., manifest: _Optional[_Union[_tensors_pb2.Manifest, _Mapping]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., num_examples: _Optional[int] = ..., num_validation: _Optional[int] = ..., ledger: _Optional[_Union[LedgerHead, _Mapping]] = ..., new_line_hashes: _Optional[_Iterable[bytes]] = ..., submission: _Optional[_Union[_envelope_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class LedgerPage(_message.Message):
     __slots__ = ("ledger", "new_line_hashes")
@@ -393,8 +400,8 @@ class UploadReply(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     offset: int
-    receipt: Envelope
-    def __init__(self, offset: _Optional[int] = ..., receipt: _Optional[_Union[Envelope, _Mapping]] = ...) -> None: ...
+    receipt: _envelope_pb2.Envelope
+    def __init__(self, offset: _Optional[int] = ..., receipt: _Optional[_Union[_envelope_pb2.Envelope, _Mapping]] = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "value")
@@ -416,18 +423,6 @@ class LedgerHead(_message.Message):
     signature: bytes
     def __init__(self, ledger_id: _Optional[str] = ..., lines: _Optional[int] = ..., head: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class Envelope(_message.Message):
-    __slots__ = ("payload_type", "payload", "keyid", "signature")
-    PAYLOAD_TYPE_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
-    KEYID_FIELD_NUMBER: _ClassVar[int]
-    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
-    payload_type: str
-    payload: bytes
-    keyid: str
-    signature: bytes
-    def __init__(self, payload_type: _Optional[str] = ..., payload: _Optional[bytes] = ..., keyid: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
-
 class ReceiptsRequest(_message.Message):
     __slots__ = ("agent_version",)
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -437,14 +432,14 @@ class ReceiptsRequest(_message.Message):
 class ReceiptsReply(_message.Message):
     __slots__ = ("envelopes",)
     ENVELOPES_FIELD_NUMBER: _ClassVar[int]
-    envelopes: _containers.RepeatedCompositeFieldContainer[Envelope]
-    def __init__(self, envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ...) -> None: ...
+    envelopes: _containers.RepeatedCompositeFieldContainer[_envelope_pb2.Envelope]
+    def __init__(self, envelopes: _Optional[_Iterable[_Union[_envelope_pb2.Envelope, _Mapping]]] = ...) -> None: ...
 
 class ReturnRequest(_message.Message):
     __slots__ = ("envelopes",)
     ENVELOPES_FIELD_NUMBER: _ClassVar[int]
-    envelopes: _containers.RepeatedCompositeFieldContainer[Envelope]
-    def __init__(self, envelopes: _Optional[_Iterable[_Union[Envelope, _Mapping]]] = ...) -> None: ...
+    envelopes: _containers.RepeatedCompositeFieldContainer[_envelope_pb2.Envelope]
+    def __init__(self, envelopes: _Optional[_Iterable[_Union[_envelope_pb2.Envelope, _Mapping]]] = ...) -> None: ...
 
 class ReturnReply(_message.Message):
     __slots__ = ("last_receipt",)

@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -23,6 +24,7 @@ from wardround.pages.blocks import Answer, Field, Form, Page, Paragraph
 from wardround.web.guard import MOST_BODY
 from wardround.web.live import Live
 from wardround.web.passwords import User, Users
+from wardround.web.peer import owner
 from wardround.web.sessions import Attempts, Session, Sessions
 
 BEAT_S = 15  # a browser that is told nothing for longer is told that we are there
@@ -125,7 +127,7 @@ class Application:
     def _session(self, request: Request, *, used: bool = True) -> tuple[Session, User] | None:
         """The session of a request's cookie, and its user as the file has it now."""
         token = request.cookies.get(self._cookie, "")
-        session = self.sessions.find(token, used=used) if token else None
+        session = self.sessions.find(token, _peer(request), used=used) if token else None
         user = self._users.find(session.name) if session is not None else None
         if session is None or user is None or user.mark != session.mark:
             return None
@@ -152,7 +154,8 @@ class Application:
         """The guard has seen that the form came from our own page."""
         form = await _form(request)
         name, password = form.get("name", ""), form.get("password", "")
-        wait_s = self._attempts.wait_s(name)
+        peer = _peer(request)
+        wait_s = self._attempts.begin(name, peer)
         if wait_s > 0:
             return self._login_page(f"Too many log-ins failed. Try again in {int(wait_s) + 1} seconds.", 429)
         try:
@@ -161,16 +164,13 @@ class Application:
             log.error("nobody can log in: %s", error.message)
             return self._login_page("Nobody can log in now; the log of this page says why.", 503)
         if user is None:
-            self._attempts.failed(name)
             log.warning("a log-in failed")  # without the name: a password may stand in its place
             return self._login_page("This name and password are not known here.", 403)
-        self._attempts.succeeded(name)
+        self._attempts.succeeded(name, peer)
         self.sessions.end(request.cookies.get(self._cookie, ""))
         log.info("`%s` logged in", user.name)
-        answer = RedirectResponse("/", 303)
-        answer.set_cookie(
-            self._cookie, self.sessions.begin(user), path="/", httponly=True, samesite="strict", secure=self._secure
-        )
+        answer, token = RedirectResponse("/", 303), self.sessions.begin(user, peer)
+        answer.set_cookie(self._cookie, token, path="/", httponly=True, samesite="strict", secure=self._secure)
         return answer
 
     async def _log_out(self, request: Request) -> Response:
@@ -258,11 +258,23 @@ class Application:
         return PlainTextResponse("ready\n" if is_ready else "not ready\n", 200 if is_ready else 503)
 
 
+def _peer(request: Request) -> int | None:
+    """The user of this machine who asks; see ``owner``."""
+    return owner(request.scope.get("client"), request.scope.get("server"))
+
+
 async def _form(request: Request) -> dict[str, str]:
-    """A form's fields; of one that stands there twice, none."""
+    """A form's fields; of one that stands there twice, none.
+
+    Raises:
+        HTTPException: the browser went away in the middle of it, or was too slow.
+    """
     body = b""
-    async for piece in request.stream():
-        body += piece
+    try:
+        async for piece in request.stream():
+            body += piece
+    except ClientDisconnect:
+        raise HTTPException(408, "the form did not come whole\n") from None
     pairs = parse_qsl(body[:MOST_BODY].decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=100)
     names = [name for name, _ in pairs]
     return {name: value for name, value in pairs if names.count(name) == 1}

@@ -1,10 +1,12 @@
 """What every request must be before a page hears of it, and what every answer says to the browser.
 
-A request is refused: 1. whose Host is not one of ours (DNS rebinding); 2. of another method than GET, HEAD and POST;
-3. that posts from another origin than ours, or does not say from which; 4. whose body is no form, or too long.
+A request is refused: 1. whose Host is not one of ours (DNS rebinding); 2. whose path is too long, or whose method is
+another than GET, HEAD and POST; 3. that posts from another origin than ours, or does not say from which; 4. whose body
+is no form, too long, or too slow.
 Whoever gets past this is still nobody: pages ask for the session, and each form for its token.
 """
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +14,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MOST_BODY = 64 * 1024
+MOST_PATH = 1024
+BODY_S = 20  # in which a form must have come
 FORM = "application/x-www-form-urlencoded"
 OPEN = ("/healthz", "/readyz")  # asked by machines, under any name; they tell nothing of anybody
 HEADERS = {
@@ -59,6 +63,8 @@ class Guard:
         hosts = _values(scope, b"host")
         if scope["path"] not in OPEN and (len(hosts) != 1 or hosts[0].lower() not in self._hosts):
             return 421, "this server is not known under that name"
+        if len(scope["path"]) > MOST_PATH:
+            return 414, "no page has so long an address"
         if scope["method"] not in ("GET", "HEAD", "POST"):
             return 405, "only GET, HEAD and POST are answered"
         if scope["method"] != "POST":
@@ -78,16 +84,23 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """No more of a body than is taken, whatever its length was said to be."""
-    came = 0
+    """No more of a body than is taken, whatever its length was said to be, and no later."""
+    came, whole = 0, False
+    until: float | None = None
 
     async def bounded() -> Message:
-        nonlocal came
-        message = await receive()
-        came += len(message.get("body", b""))
-        if came > MOST_BODY:
+        nonlocal came, whole, until
+        if whole:
+            return await receive()  # when the browser goes
+        until = until or asyncio.get_running_loop().time() + BODY_S
+        try:
+            async with asyncio.timeout_at(until):
+                message = await receive()
+        except TimeoutError:
             return {"type": "http.disconnect"}
-        return message
+        came += len(message.get("body", b""))
+        whole = not message.get("more_body", False)
+        return {"type": "http.disconnect"} if came > MOST_BODY else message
 
     return bounded
 

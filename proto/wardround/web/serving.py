@@ -1,5 +1,6 @@
 """Serves an application until SIGTERM: where it listens, under which names, with or without TLS of its own."""
 
+import asyncio
 import ipaddress
 import logging
 import socket
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from wardround.web.live import Live
 
 MOST_CONNECTIONS = 200
+HEAD_S = 20.0  # in which a connection must have said what it wants, each time
 GRACE_S = 3
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 log = logging.getLogger(__name__)
@@ -153,13 +155,36 @@ def serve(there: Place, application: "Application", live: "Live") -> None:
             print(f"ready {scheme}://{name}:{port}", flush=True)
 
     config = uvicorn.Config(
-        guarded, http="h11", ws="none", lifespan="off", loop="asyncio", interface="asgi3", log_config=None,
+        guarded, http=prompt(), ws="none", lifespan="off", loop="asyncio", interface="asgi3", log_config=None,
         log_level="warning", access_log=False, server_header=False, proxy_headers=False,
         limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=GRACE_S,
         ssl_certfile=there.certificate, ssl_keyfile=there.key,
     )  # fmt: skip
     with listener, set_by_signals(Latch()):  # uvicorn raises the signal once more when it has ended
         Server(config).run(sockets=[listener])
+
+
+def prompt() -> "type[asyncio.Protocol]":
+    """HTTP as uvicorn speaks it, on connections that end when they have not said what they want after ``HEAD_S``.
+
+    uvicorn waits for ever; as many as it takes would keep everybody out.
+    """
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Prompt(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._await_head()
+
+        def on_response_complete(self) -> None:
+            self._await_head()  # first: what follows may begin the next request at once
+            super().on_response_complete()
+
+        def _await_head(self) -> None:
+            waiting = self.cycle
+            self.loop.call_later(HEAD_S, lambda: self.transport.abort() if self.cycle is waiting else None)
+
+    return Prompt
 
 
 def begin() -> None:

@@ -30,6 +30,7 @@ class Session:
     mark: str
     began: float
     seen: float
+    peer: int | None = None  # the user of this machine who logged in, where the kernel says who that is
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     notice: str = ""  # shown on the next page, once
 
@@ -46,23 +47,29 @@ class Sessions:
         self._lock = threading.Lock()
         self._held: dict[str, Session] = {}
 
-    def begin(self, user: User) -> str:
-        """A new session; what its cookie says. The one that was idle longest makes room."""
+    def begin(self, user: User, peer: int | None = None) -> str:
+        """A new session of ``user`` at ``peer``; what its cookie says. The one that was idle longest makes room."""
         token, now = secrets.token_urlsafe(32), self._clock()
         with self._lock:
             self._held = {key: session for key, session in self._held.items() if self._lasts(session, now)}
             if len(self._held) >= MOST_SESSIONS:
                 del self._held[min(self._held, key=lambda key: self._held[key].seen)]
-            self._held[_key(token)] = Session(user.name, user.mark, now, now)
+            self._held[_key(token)] = Session(user.name, user.mark, now, now, peer)
         return token
 
-    def find(self, token: str, *, used: bool = True) -> Session | None:
-        """The session of a cookie, unless it has ended. ``used``: somebody did something; it is idle no longer."""
+    def find(self, token: str, peer: int | None = None, *, used: bool = True) -> Session | None:
+        """The session of a cookie, unless it has ended or is of another user of this machine.
+
+        Args:
+            used: somebody did something; it is idle no longer.
+        """
         now = self._clock()
         with self._lock:
             session = self._held.get(_key(token))
             if session is None or not self._lasts(session, now):
                 self._held.pop(_key(token), None)
+                return None
+            if session.peer != peer:
                 return None
             if used:
                 session.seen = now
@@ -78,35 +85,37 @@ class Sessions:
 
 
 class Attempts:
-    """Failed log-ins of the last minutes: so many of a name, and so many in all. Safe to use from several threads."""
+    """Log-ins of the last minutes that failed, or are under way: so many of a name, and so many in all, from each user
+    of this machine and from all others together. Safe to use from several threads."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._failed: list[tuple[float, str]] = []
+        self._tried: list[tuple[float, str, int | None]] = []
 
-    def wait_s(self, name: str) -> float:
-        """How long until ``name`` may try again; 0 if now."""
+    def begin(self, name: str, peer: int | None = None) -> float:
+        """Count one more, which fails until ``succeeded``: 0, or how long until ``name`` may try again from there.
+
+        One that must wait is not counted.
+        """
         with self._lock:
             now = self._clock()
-            self._failed = [(at, who) for at, who in self._failed if now - at < WINDOW_S]
-            own = [at for at, who in self._failed if who == name]
+            self._tried = [one for one in self._tried if now - one[0] < WINDOW_S]
+            there = [(at, who) for at, who, where in self._tried if where == peer]
+            own = [at for at, who in there if who == name]
             waits = [
                 times[-most] + WINDOW_S - now
-                for times, most in ((own, MOST_OF_A_NAME), ([at for at, _ in self._failed], MOST_IN_ALL))
+                for times, most in ((own, MOST_OF_A_NAME), ([at for at, _ in there], MOST_IN_ALL))
                 if len(times) >= most
             ]
+            if not waits:
+                self._tried.append((now, name, peer))
             return max(waits, default=0.0)
 
-    def failed(self, name: str) -> None:
-        """Count one more."""
-        with self._lock:
-            self._failed.append((self._clock(), name))
-
-    def succeeded(self, name: str) -> None:
+    def succeeded(self, name: str, peer: int | None = None) -> None:
         """Whoever knows the password is let in again at once."""
         with self._lock:
-            self._failed = [(at, who) for at, who in self._failed if who != name]
+            self._tried = [one for one in self._tried if one[1:] != (name, peer)]
 
 
 def _key(token: str) -> str:

@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
+from wardround.errors import RefusedForGood, TryAgain
+
+ENDED = "CERTIFICATE_EXPIRED"
 
 
 class Session:
@@ -16,9 +19,11 @@ class Session:
 
     Args:
         connect: makes a connection with the certificate that is valid now.
+        renews: whether this site can renew a certificate that has ended, by itself.
     """
 
-    def __init__(self, connect: Callable[[Meter], Connection]) -> None:
+    def __init__(self, connect: Callable[[Meter], Connection], renews: Callable[[], bool] = lambda: False) -> None:
+        self._renews = renews
         self.meter = Meter()
         self._connect = connect
         self._lock = threading.Lock()
@@ -30,12 +35,21 @@ class Session:
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
-        """The connection to call on, which is not closed before the block ends."""
+        """The connection to call on, which is not closed before the block ends.
+
+        Raises:
+            TryAgain: the block raised that the certificate has ended (the machine was suspended, or its clock was set),
+                and the site can renew it.
+        """
         with self._lock:
             connection = self._current
             self._users[connection] += 1
         try:
             yield connection
+        except RefusedForGood as error:
+            if error.code == ENDED and self._renews():
+                raise TryAgain(error.message, hint="the agent renews it with the same key", code=ENDED) from None
+            raise
         finally:
             with self._lock:
                 self._users[connection] -= 1

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from site_agent.gateway.consent.account import SHORT, Account
-from site_agent.gateway.consent.changes import since_shown, tensor_differences
+from site_agent.gateway.consent.changes import differences, since_shown, tensor_differences
 from site_agent.gateway.policy.decisions import StudyRequest
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, TrainedData
 from site_agent.state.directory import now_text
@@ -145,6 +145,25 @@ def refuse_unshown(digest: str, account: Account, last: Shown | None, again: str
         f"study `{account.study}` is not what was shown at {last.at}: {'; '.join(since_shown(last, account))}",
         hint=hint,
     )
+
+
+def refuse_overtaken(consent: Consent, offer: Offer, *, overtaken: bool) -> None:
+    """Refuse a consent that was made of what is no longer so: reading the data for it takes minutes.
+
+    Args:
+        offer: as it is now.
+        overtaken: whether somebody approved or withdrew the study meanwhile.
+
+    Raises:
+        NeedsPerson: it says what changed.
+    """
+    changed = differences(consent, offer) if offer.digest != consent.study_digest else []
+    changed += ["somebody approved or withdrew it meanwhile"] if overtaken else []
+    if changed:
+        raise NeedsPerson(
+            f"study `{consent.study}` changed while it was approved: {'; '.join(changed)}",
+            hint=f"`site-agent preview {consent.study} --data {consent.data.name}`; nothing was approved",
+        )
 
 
 def require(consent: Consent | None, study: str, digest: str) -> Consent:

@@ -1,8 +1,9 @@
 """Renew the certificate at half of its life, give or take a tenth: a new key, a new certificate, a new channel.
 
-A thread that sleeps until then. A coordinator that is away is asked again after 1 min, doubling to 1 h; with 7 days of
-life there are three and a half for it to come back. Between two renewals there is a minute at least, whatever the
-coordinator's certificate and this machine's clock say of when the next one is due.
+A thread that waits until then, and looks at the wall clock again and again: a machine that was suspended, or whose
+clock was set, is later than its waiting tells. A coordinator that is away is asked again after 1 min, doubling to 1 h;
+with 7 days of life there are three and a half for it to come back. Between two renewals there is a minute at least,
+whatever the coordinator's certificate and this machine's clock say of when the next one is due.
 
 A certificate that ended meanwhile opens no connection any more. Its renewal certificate does, for this one call, for as
 long as the coordinator's operator lets it; it is asked each minute. Where there is none, only a person can go on.
@@ -13,6 +14,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from cryptography import x509
 
@@ -20,7 +22,7 @@ from site_agent.gateway.connection.backoff import backoff
 from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.connection.interrupt import Interrupt
-from site_agent.gateway.connection.session import Session
+from site_agent.gateway.connection.session import ENDED, Session
 from site_agent.gateway.enrolment.identity import Identity, check_clock, check_issued, check_renewal
 from site_agent.gateway.enrolment.join import record_identity
 from site_agent.gateway.exit.ledger import Ledger
@@ -32,6 +34,7 @@ from wardround.records.invitation import stamp
 from wardround.signing import certificates, chains
 
 LEAST_S = 60  # between two tries, failed or not
+LOOK_S = 15  # between two looks at the wall clock
 _RANDOM = random.SystemRandom()
 log = logging.getLogger(__name__)
 
@@ -81,8 +84,8 @@ def _reply(own: Identity, site: Site, session: Session, request: bytes) -> Issue
             if ended:
                 refuse_ended(own, site)
             raise
-        except RefusedForGood as error:
-            if error.code != "CERTIFICATE_EXPIRED" or renewal is None:
+        except (RefusedForGood, TryAgain) as error:
+            if error.code != ENDED or renewal is None:
                 raise
     connection = Connection(site.address, *renewal, session.meter, site.site, own.proxy())
     try:
@@ -98,7 +101,7 @@ def refuse_ended(own: Identity, site: Site) -> None:
         NeedsPerson: the coordinator is there, and does not take the certificate.
     """
     why = diagnose(site.address, own.authority_file.read_bytes(), own.certificate_file, own.key_file, own.proxy())
-    if why.code == "CERTIFICATE_EXPIRED":
+    if why.code == ENDED:
         raise why
 
 
@@ -127,6 +130,7 @@ def keep_renewed(
     stopping: Interrupt,
     renewed: Callable[[], object],
     least_s: float = LEAST_S,
+    now: Callable[[], datetime.datetime] = partial(datetime.datetime.now, datetime.UTC),
 ) -> None:
     """Renew whenever it is due, at least ``least_s`` after the last time, until ``stopping``. Calls ``renewed`` after
     each. Waits by ``stopping`` alone.
@@ -138,8 +142,10 @@ def keep_renewed(
     """
     least = 0.0
     while True:
-        until_due = due(own.certificate(), _RANDOM.uniform(-0.1, 0.1)) - datetime.datetime.now(datetime.UTC)
-        stopping.wait(max(least, until_due.total_seconds()))
+        stopping.wait(least)
+        when = due(own.certificate(), _RANDOM.uniform(-0.1, 0.1))
+        while (left_s := (when - now()).total_seconds()) > 0:
+            stopping.wait(min(left_s, LOOK_S))
         least = least_s
         for wait_s in backoff(least_s, 3600):
             try:
@@ -148,7 +154,7 @@ def keep_renewed(
             except (Unavailable, TryAgain, Refused) as error:
                 ends = own.certificate().not_valid_after_utc
                 log.warning("%s; the certificate is good to %s", error.message, stamp(ends))
-                ended = datetime.datetime.now(datetime.UTC) >= ends
+                ended = now() >= ends
                 stopping.wait(least_s if ended else max(least_s, wait_s))
         log.info("certificate renewed, good to %s", stamp(certificate.not_valid_after_utc))
         renewed()

@@ -22,7 +22,7 @@ from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.exit import receipts
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.exit.measure import measure
+from site_agent.gateway.exit.measure import Measured, measure
 from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import Consent, Journal
 from wardround import refusals
@@ -31,7 +31,7 @@ from wardround.records.ledger.entries import ControlEntry, MethodBytes, Metric, 
 from wardround.records.receipts import Receipt
 from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing import canonical
-from wardround.tensors.files import MAX_HEADER, TensorFile
+from wardround.tensors.files import MAX_HEADER
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 MAX_TRIES = 100  # lines that one update may have, however short its tries are: the ledger is not a peer's to fill
@@ -51,16 +51,27 @@ class PendingUpload:
     line_spent: bool = False
 
 
-def take(staging: Staging, name: str, consent: Consent, copy: Path) -> str:
-    """Copy what the trainer handed over to ``copy``, a place of the gateway's own. The digest of the copy's manifest.
+def take(staging: Staging, policy: PolicyEnforcement, journal: Journal, consent: Consent, copy: Path) -> Measured:
+    """Copy what the trainer handed over to ``copy``, a place of the gateway's own, and measure the copy.
+
+    Args:
+        journal: names the file in staging as its ``update``.
 
     Raises:
-        BadData: it is no plain file, larger than what was approved, or no safetensors file.
+        BadData: it is no plain file, larger than what was approved, or no safetensors file of the approved tensors.
         CannotWrite: there is no room for it.
     """
-    staging.take(name, copy, 8 + MAX_HEADER + sum(spec.bytes for spec in consent.upload))
-    with TensorFile(copy) as file:
-        return file.manifest().digest()
+    staging.take(journal.update, copy, 8 + MAX_HEADER + sum(spec.bytes for spec in consent.upload))
+    return _measured(policy, journal, consent, copy)
+
+
+def _measured(policy: PolicyEnforcement, journal: Journal, consent: Consent, file: Path) -> Measured:
+    """What the gateway's own copy holds. Raises BadData: not the approved tensors; the ledger says so."""
+    try:
+        return measure(file, consent)
+    except BadData as error:
+        policy.block(journal, "the update", f"consent: {error.message}")
+        raise
 
 
 def update_digest(journal: Journal, destination: str, manifest_sha256: str = "") -> str:
@@ -75,7 +86,13 @@ def update_digest(journal: Journal, destination: str, manifest_sha256: str = "")
 
 
 def record(
-    ledger: Ledger, policy: PolicyEnforcement, meter: Meter, journal: Journal, consent: Consent, file: Path | None
+    ledger: Ledger,
+    policy: PolicyEnforcement,
+    meter: Meter,
+    journal: Journal,
+    consent: Consent,
+    file: Path | None,
+    measured: Measured | None = None,
 ) -> PendingUpload | None:
     """Check an update against consent and policy and write it into the ledger, after what was sent beside updates.
 
@@ -88,6 +105,7 @@ def record(
     Args:
         journal: names round, attempt, metrics and counts.
         file: the gateway's own copy of the deltas, None for a closing validation.
+        measured: what ``take`` measured of ``file`` just now; without it the file is measured here.
 
     Returns:
         None: it waits for a person, and the ledger says so.
@@ -100,10 +118,12 @@ def record(
     reported = consent.reported
     try:
         consents.check_numbers(journal.metrics, journal.num_examples, journal.num_validation, consent, reported)  # 1
-        manifest, tensors = measure(file, consent) if file is not None else (Manifest(()), [])
     except BadData as error:
         policy.block(journal, "the update", f"consent: {error.message}")
         raise
+    if measured is None:
+        measured = _measured(policy, journal, consent, file) if file is not None else (Manifest(()), [])
+    manifest, tensors = measured
     _refuse_nonfinite(manifest, tensors, policy, journal)
     policy.refuse_denied(journal, consent, reported, manifest.specs, sorted(journal.metrics))  # 2
     entry = _entry(journal, policy.coordinator, manifest.digest())

@@ -6,7 +6,7 @@ whenever it changes.
 
 import datetime
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -171,11 +171,11 @@ class PolicyEnforcement:
                 code="DECLINED_POLICY",
             )
 
-    def summary_denial(self, figures: SiteFigures, columns: Mapping[str, str]) -> Decision | None:
+    def summary_denial(self, figures: SiteFigures, columns: Iterable[tuple[str, str]]) -> Decision | None:
         """What of a summary may not leave by the policy as it is now; None where all of it may.
 
         Args:
-            columns: what the request calls each column -> what this site does.
+            columns: what the request calls each column that is read, and what this site does.
 
         Raises:
             WardroundError: there is no policy, or it is broken.

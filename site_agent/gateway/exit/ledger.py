@@ -45,6 +45,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
+from wardround.records.ledger.secure import AgreedEntry, OpenedEntry
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead, Receipt, judge, line_hash, next_head
 from wardround.records.update import LedgerStatement
 from wardround.signing import canonical
@@ -322,6 +323,22 @@ class Ledger:
         """Whether a person has released an update of this study before."""
         with self._lock:
             return (study, revision) in self._state.released
+
+    def agreed(self, study_sha256: str) -> list[AgreedEntry]:
+        """Every set that this site signed for a study, by its digest: what it has pledged."""
+        with self._lock:
+            return [entry for entry in self._state.agreed.values() if entry.study_sha256 == study_sha256]
+
+    def unchecked(self, study_sha256: str) -> OpenedEntry | None:
+        """What was opened last of a study, if the sum of it is not checked yet."""
+        with self._lock:
+            return self._state.unchecked.get(study_sha256)
+
+    @property
+    def policy_sha256(self) -> str:
+        """The digest of the policy in force, as it was recorded last."""
+        with self._lock:
+            return self._state.policy
 
     def note_policy(self, sha256: str, by: Person | None = None) -> None:
         """Record the digest of the policy in force ("" for none) and who put it there, unless it was recorded last."""

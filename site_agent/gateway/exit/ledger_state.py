@@ -26,6 +26,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
+from wardround.records.ledger.secure import OTHER, AgreedEntry, OpenedEntry, SumCheckedEntry
 from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import EMPTY_HEAD, NOT_RECEIVED, Awaited, LedgerHead, next_head
 
@@ -77,6 +78,8 @@ class LedgerState:
         self.decided: dict[tuple[str, int, int, str], str] = {}  # the release decision on each
         self.released: set[tuple[str, int]] = set()  # studies of which an update was released
         self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
+        self.agreed: dict[tuple[str, int], AgreedEntry] = {}  # (digest of the study, round) -> the set that was signed
+        self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
         self._site = self._federation = self._ledger_key = ""
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
@@ -118,12 +121,19 @@ class LedgerState:
                 self.numbers[line.ts[:10]] += 1
             case SummaryEntry() as summary:
                 self.numbers[line.ts[:10]] += summary.numbers
-                told = zip(summary.columns, summary.sources or (), strict=False)
-                self.summarized |= {own: (summary.request, line.ts) for column, own in told if not column.absent}
+                absent = {place for place, column in enumerate(summary.columns) if column.absent}
+                told = [own for place, own in enumerate(summary.sources or ()) if own and place not in absent]
+                self.summarized |= dict.fromkeys(told, (summary.request, line.ts))
             case PolicyEntry() as policy:
                 self.policy = policy.sha256 or ""
             case HoldEntry() as hold:
                 self._hold(hold)
+            case AgreedEntry() as agreed:
+                self.agreed[agreed.study_sha256, agreed.round] = agreed
+            case OpenedEntry() as opened:
+                self.unchecked[opened.study_sha256] = opened
+            case SumCheckedEntry() as checked if checked.result != OTHER:
+                self._checked(checked)
             case ReceiptEntry() as answer:
                 self._receipt(line.seq, answer)
         self.hashes.append(hash_of_line)
@@ -170,6 +180,11 @@ class LedgerState:
             self.decided[key] = hold.type
         if isinstance(hold, ReleasedEntry):
             self.released.add(key[:2])
+
+    def _checked(self, checked: SumCheckedEntry) -> None:
+        opened = self.unchecked.get(checked.study_sha256)
+        if opened is not None and opened.chosen == checked.chosen:
+            del self.unchecked[checked.study_sha256]
 
     def _receipt(self, seq: int, answer: ReceiptEntry) -> None:
         receipt = answer.receipt

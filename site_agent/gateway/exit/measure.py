@@ -14,9 +14,10 @@ from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 BLOCK = 64 * 1024  # elements looked at in one piece
+Measured = tuple[Manifest, list[TensorRow]]
 
 
-def measure(file: Path, consent: Consent) -> tuple[Manifest, list[TensorRow]]:
+def measure(file: Path, consent: Consent) -> Measured:
     """The manifest of an update's file, and its tensors' rows in the ledger.
 
     Reads the file once, 64 Ki values at a time. Norm and largest magnitude are over the finite values; ``nonfinite``
@@ -38,12 +39,14 @@ def _row(tensors: TensorFile, spec: TensorSpec) -> TensorRow:
         block = tensors.numbers(spec.key, start, min(BLOCK, count - start))
         digest.update(block.data)
         wide = (widened(block) if spec.dtype == "BF16" else block).astype(np.float64)
-        finite = np.isfinite(wide)
-        if not finite.all():
+        square = float(np.einsum("i,i->", wide, wide))  # one thread; a BLAS would wake one for each core
+        if not math.isfinite(square):  # squares of float32 are finite in float64, and so is their sum
+            finite = np.isfinite(wide)
             nonfinite += int(wide.size - finite.sum())
             wide = wide[finite]
-        squares += float(np.einsum("i,i->", wide, wide))  # one thread; a BLAS would wake one for each core
-        largest = max(largest, float(np.abs(wide).max(initial=0.0)))
+            square = float(np.einsum("i,i->", wide, wide))
+        squares += square
+        largest = max(largest, float(wide.max(initial=0.0)), -float(wide.min(initial=0.0)))
     return TensorRow(
         bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=spec.shape, encoding="raw", bytes=spec.bytes,
         sha256=digest.hexdigest(), l2=f"{math.sqrt(squares):.9e}", max_abs=f"{largest:.9e}", nonfinite=nonfinite,

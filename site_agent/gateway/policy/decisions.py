@@ -3,7 +3,7 @@
 Judges only: no file, no network.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -35,6 +35,7 @@ class StudyRequest:
         exposure: who would have what is this site's own: "", "coordinator" or "sites"; None where nobody has asked
             the trainer, which says so from the installed code.
         personalized: what that is, in words.
+        secure: whether its updates leave with masks that only a sum is without.
     """
 
     study: str
@@ -48,6 +49,7 @@ class StudyRequest:
     exposure: str | None = ""
     personalized: str = ""
     plugins: Sequence[Plugin] = ()
+    secure: bool = False
 
     @property
     def numbers(self) -> int:
@@ -60,7 +62,7 @@ def decide(policy: Policy, request: StudyRequest) -> list[Decision]:
 
     All of them must be allowed for anything to leave.
     """
-    decisions = [_study(policy, request), *plugin_decisions(policy, request.plugins)]
+    decisions = [_study(policy, request), *plugin_decisions(policy, request.plugins), *_secure(policy, request)]
     decisions += [_tensor(policy, spec) for spec in request.tensors]
     decisions += [_metric(policy, name, request) for name in request.metrics]
     decisions.append(_counts(policy, request))
@@ -84,12 +86,12 @@ def decide_fit(policy: Policy, study: str, coordinator: str, counts: str) -> lis
 
 
 def decide_summary(
-    policy: Policy, request: str, coordinator: str, columns: Mapping[str, str], numbers: int, of_day: int
+    policy: Policy, request: str, coordinator: str, columns: Iterable[tuple[str, str]], numbers: int, of_day: int
 ) -> list[Decision]:
     """The decision on figures of a table, for a summary request.
 
     Args:
-        columns: what the request calls each column -> what this site does; "" where it has none.
+        columns: what the request calls each column that is read, and what this site does; "" where it has none.
         numbers: how many would leave, after ``of_day`` others of this day (UTC).
     """
     table = policy.statistics
@@ -97,7 +99,7 @@ def decide_summary(
     named = next((pattern for pattern in table.requests if fnmatchcase(request, pattern)), None)
     rule = f"statistics.requests = {named!r}" if named else "statistics.requests names no such request"
     decisions.append(Decision(f"figures for `{request}`", named is not None, rule))
-    for name, here in columns.items():
+    for name, here in columns:
         denied = next((text for text in table.deny for one in (name, here) if one and fnmatchcase(one, text)), None)
         if denied is not None:
             decisions.append(Decision(f"column `{name}`", False, f"statistics.deny {denied!r}"))
@@ -190,6 +192,14 @@ def _tensor(policy: Policy, spec: TensorSpec) -> Decision:
         else:
             return Decision(spec.key, True, where)
     return Decision(spec.key, False, denial)
+
+
+def _secure(policy: Policy, request: StudyRequest) -> list[Decision]:
+    """One decision, where this site sends nothing without masks."""
+    if not policy.secure_aggregation.required:
+        return []
+    what = "updates with masks" if request.secure else "updates in clear"
+    return [Decision(what, request.secure, "secure_aggregation.required = true")]
 
 
 def _needs_naming(spec: TensorSpec) -> bool:

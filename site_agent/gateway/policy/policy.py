@@ -10,6 +10,7 @@
     [approval]  how many different people approve a study before anything of it leaves
     [plugins]   whose code may run here besides ours
     [statistics] for which requests a person may let figures of a table leave, and how coarse they are
+    [secure_aggregation] whether updates leave with masks alone, and which sums this site helps to open
 
 The policy passes or blocks, and never alters: a study that wants to report more than the policy allows is blocked, not
 trimmed. One denied tensor blocks the whole update. Integer tensors and normalization statistics are denied unless a
@@ -26,6 +27,7 @@ from wardround.records.plugins import PluginTable
 from wardround.records.schema import Strict, check, parse_toml
 from wardround.records.study import METRIC_NAME
 from wardround.records.summaries.figures import LARGEST_COUNT, LEAST_COUNT, MOST_DIGITS
+from wardround.secure.rules import FEWEST, MOST
 from wardround.tensors.manifests import ITEM_BYTES
 
 CHECK = "nothing leaves until it is right: edit it, then `site-agent policy check`"
@@ -113,6 +115,24 @@ class StatisticsTable(Strict):
     digits: int = Field(default=3, ge=1, le=MOST_DIGITS, strict=True)
 
 
+class SecureAggregationTable(Strict):
+    """``wardround.secure.policy`` judges rosters and sets by it; whom people here know, `site-agent peers` has."""
+
+    required: bool = Field(default=False, strict=True)  # nothing of this site ever leaves without masks
+    min_sites: int = Field(default=FEWEST, ge=FEWEST, le=MOST, strict=True)
+    min_known: int = Field(default=2, ge=2, le=MOST, strict=True)
+    colluding: int = Field(default=1, ge=1, le=MOST, strict=True)
+
+    @model_validator(mode="after")
+    def _nobody_alone(self) -> Self:
+        if self.min_sites < self.colluding + 2 or self.min_known < self.colluding + 1:
+            raise ValueError(
+                f"with `colluding` {self.colluding}, a sum in which nobody stands alone needs `min_sites` of at least "
+                f"{self.colluding + 2} and `min_known` of at least {self.colluding + 1}"
+            )
+        return self
+
+
 class Policy(Strict):
     study: StudyTable
     tensors: TensorTable = TensorTable()
@@ -124,6 +144,7 @@ class Policy(Strict):
     plugins: PluginTable = PluginTable()
     statistics: StatisticsTable = StatisticsTable()
     approval: ApprovalTable = ApprovalTable()
+    secure_aggregation: SecureAggregationTable = SecureAggregationTable()
 
 
 def load(path: Path, study: str = "STUDY") -> Policy:

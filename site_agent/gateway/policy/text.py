@@ -8,6 +8,7 @@ from site_agent.gateway.policy.decisions import EXPOSURES, StudyRequest, decide,
 from site_agent.gateway.policy.policy import Policy
 from site_agent.state.consent import exposed
 from wardround.records.schema import toml_value
+from wardround.secure.rules import FEWEST
 
 SENT_AGAIN = 4  # how often a drafted quota lets one update be sent: a broken line or a second attempt
 
@@ -17,6 +18,7 @@ def lines(policy: Policy, request: StudyRequest) -> dict[str, str]:
     denial = first_denial(decide(policy, request))
     verdict = "allows all of it" if denial is None else f"DENIES {denial.what}: {denial.rule}"
     more = {"approval"} if policy.approval.persons > 1 else set()
+    more |= {"secure_aggregation"} if request.secure or policy.secure_aggregation.required else set()
     tables = policy.model_dump(mode="json", include={"quotas", "release", "models"} | more)
     return {"verdict": verdict} | {
         f"{table}.{key}": _quota(value) for table, content in tables.items() for key, value in content.items()
@@ -65,8 +67,19 @@ def draft(request: StudyRequest, site: str) -> str:
         "",
         "[release]                      # none, first (a person releases a study's first update) or every",
         'updates = "none"',
+        *(_DRAFTED_SECURE if request.secure else ()),
     ]
     return "\n".join(lines) + "\n"
+
+
+_DRAFTED_SECURE = (
+    "",
+    "[secure_aggregation]           # `site-agent peers STUDY`: whom people here know; the others count as colluding",
+    "required = true                # nothing ever leaves this site without masks",
+    f"min_sites = {FEWEST}                  # the fewest sites in a sum that this site helps to open",
+    "min_known = 2                  # of these, the fewest beside itself whom people here know",
+    "colluding = 1                  # how many of those may work with the coordinator",
+)
 
 
 def _drafted_models(request: StudyRequest) -> list[str]:

@@ -1,5 +1,6 @@
 """A hospital's table as figures, for a summary request. Reads patients, so it runs in the trainer alone. No torch."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from fl_algorithms.tasks.tables.mapping import SiteMapping, load_mapping, read_mapped
@@ -26,9 +27,12 @@ def summarized(state: Path, request: Summarize) -> Summarized:
     if named.layout is not layouts.TABLE:
         raise UsageProblem(f"data `{request.data}` is no table: a summary is of the columns of one")
     try:
-        table = _read(named, asked)
+        mapping = load_mapping(named.paths["mapping"]).rules if "mapping" in named.paths else SiteMapping()
+        table = _read(named, asked, mapping)
         own = {name: table.here.get(name, name) for name in asked.read if name in table.columns}
-        _refuse_identifiers(named, own)
+        ends = [mapping.columns[name].until_column for name in own if name in mapping.columns]
+        further = list(dict.fromkeys(end for end in ends if end and end not in own.values()))
+        _refuse_identifiers(named, [*own.items(), *zip(further, further, strict=True)])
         found = figures_of(table, asked, Disclosure(request.min_count, request.digits), table.columns.get(_PATIENT, ()))
     except BadData as error:
         error.code = DATA_INVALID
@@ -36,19 +40,18 @@ def summarized(state: Path, request: Summarize) -> Summarized:
     unread = [f"{note.column}: {note.what}".removeprefix(": ") for note in table.absent]
     return Summarized(
         rows=found.rows, columns=list(found.columns), notes=[*unread, *found.notes],
-        sources=[own.get(column.name, "") for column in asked.columns],
+        sources=[*(own.get(name, "") for name in asked.read), *further],
     )  # fmt: skip
 
 
-def _read(named: DataSource, asked: SummaryRequest) -> Table:
-    mapping = load_mapping(named.paths["mapping"]).rules if "mapping" in named.paths else SiteMapping()
+def _read(named: DataSource, asked: SummaryRequest, mapping: SiteMapping) -> Table:
     wanted = {name: named.label if name == asked.label and name not in mapping.columns else "" for name in asked.read}
     return read_mapped(named.paths["table"], wanted | ({_PATIENT: named.patient} if named.patient else {}), mapping)
 
 
-def _refuse_identifiers(named: DataSource, own: dict[str, str]) -> None:
+def _refuse_identifiers(named: DataSource, read: Iterable[tuple[str, str]]) -> None:
     """Raises BadData: a column of the request is the one that says who a patient is."""
-    for name, here in own.items():
+    for name, here in read:
         if named.patient and here == named.patient:
             raise BadData(
                 f"column `{name}` of the request says here who a patient is: nothing is told of it",

@@ -44,7 +44,10 @@ def manifest_of(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) ->
 
 
 def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: tuple[TensorSpec, ...]) -> str:
-    """Write the deltas, durably, in the order of ``specs``, and return their manifest's digest (hex).
+    """Write the deltas in the order of ``specs``, and return their manifest's digest (hex).
+
+    Not fsynced: the gateway takes a copy and measures that, and after a loss of power the digest tells whether it is
+    still the update.
 
     Raises:
         BadData: they are not exactly the tensors of ``specs``; the message names the first that is not.
@@ -55,7 +58,7 @@ def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: 
         for name, tensor in named.items()
     }
     require_specs(specs_of(tensors), specs, "what the method would send")
-    durable.write_file(path, _file(tensors, specs), mode=STAGED_MODE)
+    durable.write_file(path, _file(tensors, specs), mode=STAGED_MODE, lasting="nothing")
     return manifest_of(tensors, specs).digest()
 
 

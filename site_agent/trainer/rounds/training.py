@@ -135,7 +135,7 @@ class Rounds:
                 for file in vault.checkpoints()
                 if file.card.kind != SELECTED
             }
-            self._keep(context, selected(study.own, study.task.at(data), data, models), data)
+            self._keep_all(context, [selected(study.own, study.task.at(data), data, models)], data)
         if request.contributors:
             vault.name_contributors(request.contributors, request.capped, request.left_out)
 
@@ -190,10 +190,16 @@ class Rounds:
         return self._studies.at(request.study, request.site, request.data.network)
 
     def _keep_all(self, context: RoundContext, checkpoints: Iterable[Checkpoint], data: SiteData) -> None:
-        for checkpoint in checkpoints:
-            self._keep(context, checkpoint, data)
+        digests: dict[int, str] = {}  # of tensors that several checkpoints share: hashed once
+        kept = list(checkpoints)
+        for checkpoint in kept:
+            shared = id(checkpoint.tensors)
+            if shared not in digests:
+                digests[shared] = manifest_of(checkpoint.tensors, specs_of(checkpoint.tensors)).digest()
+            self._keep(context, checkpoint, data, digests[shared])
 
-    def _keep(self, context: RoundContext, checkpoint: Checkpoint, data: SiteData) -> None:
+    def _keep(self, context: RoundContext, checkpoint: Checkpoint, data: SiteData, digest: str) -> None:
+        """``digest``: of its tensors' manifest."""
         specs = specs_of(checkpoint.tensors)
         fitted = {"inputs": context.study.task.fitted(data), "outputs": checkpoint.fit}
         preprocessing = json.dumps(fitted, sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False).encode()
@@ -204,7 +210,7 @@ class Rounds:
             "split": checkpoint.split,
             "scores": {name: _finite(score) for name, score in checkpoint.scores.items()},
             "val_loss": _finite(checkpoint.val_loss), "why": checkpoint.why,
-            "model_digest": manifest_of(checkpoint.tensors, specs).digest(), "data_digest": data.digest,
+            "model_digest": digest, "data_digest": data.digest,
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "wardround": __version__, "torch": str(torch.__version__), "device": self._device.name,
             "threads": torch.get_num_threads(), "instruction_set": torch.backends.cpu.get_cpu_capability(),

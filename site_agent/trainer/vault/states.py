@@ -152,8 +152,8 @@ class Vault:
         name = f"state-{round_number:05d}-{canonical.digest(list(hashes))[:12]}"
         folder = self.folder / name
         durable.make_folder(folder)
-        durable.write_file(folder / "tensors.safetensors", state.tensors)
-        durable.write_file(folder / "meta.json", state.meta)
+        durable.write_file(folder / "tensors.safetensors", state.tensors, lasting="content")
+        durable.write_file(folder / "meta.json", state.meta)  # and with its name the other's
         kept = Kept(round=round_number, folder=name, tensors=hashes[0], meta=hashes[1])
         pending = Pending(state=kept, origin=origin, answer=answer, update_digest=update_digest)
         self._write(self.index().model_copy(update={"pending": pending}))
@@ -231,7 +231,7 @@ class Vault:
         durable.write_file(self.folder / "index.json", index.to_bytes())
         for folder in self.folder.iterdir():
             if STATE_FOLDER.fullmatch(folder.name) and folder.name not in index.folders:
-                durable.remove(folder)
+                durable.remove(folder, lasting=False)
 
 
 def study_folder(state: Path, study: str) -> Path:
@@ -248,8 +248,9 @@ def study_folder(state: Path, study: str) -> Path:
 def _write_model(folder: Path, card: Card, specs: Iterable[TensorSpec], payload: Iterable[Buffer]) -> None:
     """The model with its card in the header, then the same card for people."""
     text = card.to_text()
-    durable.write_file(folder / MODEL_FILE, _chained(file_header(specs, {"card": text}), payload))
-    durable.write_file(folder / CARD_FILE, text.encode() + b"\n")
+    model = _chained(file_header(specs, {"card": text}), payload)
+    durable.write_file(folder / MODEL_FILE, model, lasting="content")
+    durable.write_file(folder / CARD_FILE, text.encode() + b"\n")  # and with its name the model's
 
 
 def _chained(first: bytes, rest: Iterable[Buffer]) -> Iterator[Buffer]:

@@ -10,6 +10,14 @@ from functools import cached_property
 from wardround.errors import BadData
 from wardround.records.ledger.base import BaseEntry, Person
 from wardround.records.ledger.form import Digest, Record, Unjudged, encoded
+from wardround.records.ledger.secure import (
+    AgreedEntry,
+    KeysEntry,
+    MaskedUpload,
+    OpenedEntry,
+    PeerEntry,
+    SumCheckedEntry,
+)
 from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import LedgerHead, Receipt, RecordedUpload
 from wardround.signing import canonical
@@ -157,11 +165,11 @@ class ConsentEntry(BaseEntry):
     """A study was approved, or the approval withdrawn.
 
     Where the policy wants several people, those before the last one have endorsed it: nothing is in force by that.
-    ``also_by``: who did, of an approval.
+    ``also_by``: who did, of an approval, or of endorsements that ``by`` took back.
     """
 
     type = "consent"
-    event: str  # approved, withdrawn, endorsed
+    event: str  # approved, withdrawn, endorsed, taken back
     study: str
     revision: int | None = None
     study_digest: Unjudged | None = None
@@ -207,7 +215,7 @@ class ControlEntry(BaseEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class UploadEntry(BaseEntry):
-    """An update that may leave from here on, once."""
+    """An update that may leave from here on, once. ``masked``: its tensors are integers with masks."""
 
     type = "upload"
     upload_id: str
@@ -225,6 +233,7 @@ class UploadEntry(BaseEntry):
     num_examples: int | None = None
     num_validation: int | None = None
     update: Digest | None = None
+    masked: MaskedUpload | None = None
 
     def manifest(self) -> list[dict[str, object]]:
         """What ``manifest_sha256`` is the digest of."""
@@ -366,6 +375,7 @@ class UnknownEntry(BaseEntry):
 Entry = (
     GenesisEntry | IdentityEntry | SessionEntry | PolicyEntry | ConsentEntry | DeclareEntry | SummaryEntry
     | ControlEntry | UploadEntry | ResendEntry | ReceiptEntry | BlockedEntry | HeldEntry | ReleasedEntry
-    | RejectedEntry | LeftEntry | RecoveredEntry | UnknownEntry
+    | RejectedEntry | LeftEntry | RecoveredEntry | PeerEntry | KeysEntry | AgreedEntry | OpenedEntry | SumCheckedEntry
+    | UnknownEntry
 )  # fmt: skip
 Limited = SessionEntry | DeclareEntry | BlockedEntry  # each LimitedEntry

@@ -45,8 +45,8 @@ class SummaryColumn(Record):
 class SummaryEntry(BaseEntry):
     """Figures of a table that leave from here on, for a request of the coordinator's, as a person let them.
 
-    ``summary_sha256`` is the digest over all of it. ``sources`` are this site's names of the columns, which do not
-    leave.
+    ``summary_sha256`` is the digest over all of it. ``sources`` are this site's names of the columns, then those of
+    all else that was read for them; they do not leave.
     """
 
     type = "summary"

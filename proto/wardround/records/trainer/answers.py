@@ -203,13 +203,14 @@ class Summarized(Answer):
     """The figures of a table for a summary request, in its order; the gateway looks at each before anything leaves.
 
     Attributes:
-        sources: this site's name of each column; "" where it has none.
+        sources: this site's name of each column that the request reads, the ends of dates among them; "" where it has
+            none. After them, what else of this site's was read for these, by its mapping.
         notes: what a person should know before.
     """
 
     rows: Count
     columns: Annotated[list[ColumnFigures], Field(max_length=MOST_COLUMNS)]
-    sources: Annotated[list[Place], Field(max_length=MOST_COLUMNS)]
+    sources: Annotated[list[Place], Field(max_length=4 * MOST_COLUMNS)]
     notes: Annotated[list[Words], Field(max_length=1024)]
 
 
