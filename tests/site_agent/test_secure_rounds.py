@@ -17,7 +17,8 @@ from site_agent.gateway.policy.decisions import StudyRequest, decide, first_deni
 from site_agent.state import formats
 from tests.site_agent.secure_sites import SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
-from wardround.errors import BadData
+from wardround.errors import BadData, NotPermitted
+from wardround.records.assignment import ModelRef
 from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
@@ -108,12 +109,34 @@ def test_without_its_check_the_next_rounds_set_is_not_signed(world: SecureSites)
     assert [line["what"] for line in hospital.lines("blocked")] == ["secure aggregation: set"]
 
 
-def test_a_round_that_went_on_without_this_site_is_said_to_be_unchecked(world: SecureSites) -> None:
-    world.run(1)
-    hospital = world.hospitals["bergen"]
-    world.models.append("ef" * 32)
+def test_a_round_that_went_on_without_this_site_is_said_to_be_unchecked(tmp_path: Path) -> None:
+    world = four_sites(tmp_path)
+    hospital, others = world.hospitals["bergen"], ("amsterdam", "charite", "dublin")
+    for site in others:
+        world.check(site, 2)
+    world.run(2, others)
     hospital.sums.before_training(world.consent_of(hospital), hospital.assignment(3), Interrupt())
     assert [line["result"] for line in hospital.lines("sum_checked")] == ["missed"]
+    world.close()
+
+
+@pytest.mark.parametrize("round_", [2, 0])
+def test_a_model_of_a_round_that_never_was_is_not_trained_on(tmp_path: Path, round_: int) -> None:
+    """Named as of another round than this site's last one, no sum would be checked that gives it."""
+    world = four_sites(tmp_path)
+    hospital = world.hospitals["bergen"]
+    assignment = replace(hospital.assignment(3), base=ModelRef(round_, "ef" * 32))
+    with pytest.raises(NotPermitted, match="shows signatures for another round" if round_ else "goes back behind"):
+        hospital.sums.before_training(world.consent_of(hospital), assignment, Interrupt())
+    assert not hospital.lines("sum_checked")
+    world.close()
+
+
+def four_sites(folder: Path) -> SecureSites:
+    """Of which three are enough; after a round."""
+    world = SecureSites(folder, ("amsterdam", "bergen", "charite", "dublin"))
+    world.run(1)
+    return world
 
 
 def test_another_attempt_masks_the_same_update_with_other_secrets(world: SecureSites) -> None:

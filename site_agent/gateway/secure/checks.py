@@ -10,11 +10,11 @@ from site_agent.gateway.connection.session import Session
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.secure import terms
 from site_agent.gateway.secure.attempts import Attempts
-from site_agent.gateway.secure.checking import SAMPLE, WHOLE, Checked, Sum, check, drawn
+from site_agent.gateway.secure.checking import SAMPLE, WHOLE, Checked, Sum, check, drawn, evidence_of
 from site_agent.state.consent import Consent
 from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable, UsageProblem
 from wardround.records import secure_round
-from wardround.records.assignment import Assignment
+from wardround.records.assignment import Assignment, ModelRef
 from wardround.records.ledger.secure import MISSED, OTHER, AgreedEntry, OpenedEntry, SumCheckedEntry
 from wardround.records.secure_messages import SumEvidence
 from wardround.signing import canonical
@@ -44,25 +44,26 @@ class SumChecks:
         ``assignment`` must be what it gives. The ledger says what was found.
 
         Raises:
-            NotPermitted: the model is another than the sum gives, or what is shown is another set's; this site goes on
-                with neither.
+            NotPermitted: the model is another than the sum gives, or what is shown is another set's, or the round that
+                it is said to be of has too few signatures; this site goes on with none of these.
             BadData: what is shown is not what the sites signed.
             WardroundError: the coordinator does not show it.
         """
-        opened = self.ledger.unchecked(consent.study_digest)
-        if opened is None or assignment.base is None or opened.round >= assignment.round:
+        base, opened = assignment.base, self.ledger.unchecked(consent.study_digest)
+        if not consent.is_secure or base is None or (opened is not None and opened.round >= assignment.round):
             return
-        if assignment.base.round != opened.round:
-            self._note(opened, NO_MODEL, Checked(MISSED, (), 0, ()))
-            log.warning(
-                "the sum of round %d of `%s` was not checked: a round went on without this site", opened.round,
-                opened.study,
-            )  # fmt: skip
+        if opened is None or base.round != opened.round:
+            self._refuse_unsigned(consent, base, opened, interrupt)
+            if opened is not None:
+                self._note(opened, NO_MODEL, Checked(MISSED, (), 0, ()))
+                log.warning(
+                    "the sum of round %d of `%s` was not checked: a round went on without this site", opened.round,
+                    opened.study,
+                )  # fmt: skip
             return
-        digest = assignment.base.digest
-        self._checked(consent, opened, digest, interrupt)
+        self._checked(consent, opened, base.digest, interrupt)
         agreed = self._agreed(consent, opened.round)
-        self.attempts.keep_models(consent.study, (agreed.base, digest))
+        self.attempts.keep_models(consent.study, (agreed.base, base.digest))
 
     def by_hand(self, consent: Consent, round_: int, blocks: int | None, interrupt: Interrupt) -> Checked:
         """Check a round's sum for a person: so many blocks, or all.
@@ -72,12 +73,46 @@ class SumChecks:
             WardroundError: as ``before_training``, but a model that is another than its sum is an answer here.
         """
         agreed = self._agreed(consent, round_)
-        shown = self._shown(agreed, interrupt)
+        shown = self._shown(agreed.study, agreed.revision, agreed.round, interrupt)
         return self._look(consent, agreed, shown, shown.model, blocks)
+
+    def _refuse_unsigned(
+        self, consent: Consent, base: ModelRef, opened: OpenedEntry | None, interrupt: Interrupt
+    ) -> None:
+        """A model of a round that went on without this site is one that enough members signed a set for: they check it.
+        Else a coordinator could name a round that never was, and have every site miss the check of its model.
+
+        Raises:
+            NotPermitted: no set of that round is shown that enough members signed, or another model.
+            BadData: what is shown is not what its sites signed.
+        """
+        if base.round == 0 and opened is None:
+            return  # the model that the study begins with
+        if opened is not None and base.round < opened.round:
+            raise NotPermitted(
+                f"the coordinator goes back behind round {opened.round} of `{opened.study}`, which this site opened: "
+                f"it sends the model of round {base.round}",
+                hint="its operator begins a new revision, which somebody approves",
+                code="DECLINED_MODEL_MISMATCH",
+            )
+        shown = self._shown(consent.study, consent.revision, base.round, interrupt)
+        file = terms.file_of(consent.document)
+        sum_ = Sum(
+            terms.layout_of(consent, file, closing=False), secure_round.roster_of(file),
+            secure_round.rules_of(file).threshold, "", "", None, None, averages=False,
+        )  # fmt: skip
+        context = evidence_of(sum_, shown).group.context
+        if (context.study, context.round, shown.model) != (consent.study_digest, base.round, base.digest):
+            raise NotPermitted(
+                f"the coordinator sends a model of round {base.round} of `{consent.study}`, and shows signatures for "
+                "another round or another model",
+                hint="show this to the coordinator's operator and to the other hospitals",
+                code="DECLINED_MODEL_MISMATCH",
+            )
 
     def _checked(self, consent: Consent, opened: OpenedEntry, digest: str, interrupt: Interrupt) -> None:
         agreed = self._agreed(consent, opened.round)
-        shown = self._shown(agreed, interrupt)
+        shown = self._shown(agreed.study, agreed.revision, agreed.round, interrupt)
         if shown.model and shown.model != digest:
             raise BadData(
                 f"the coordinator shows model {shown.model[:12]}… as that of round {opened.round} of `{opened.study}`, "
@@ -125,13 +160,13 @@ class SumChecks:
                 return entry
         raise UsageProblem(f"this site signed no set of round {round_} of `{consent.study}`")
 
-    def _shown(self, agreed: AgreedEntry, interrupt: Interrupt) -> SumEvidence:
+    def _shown(self, study: str, revision: int, round_: int, interrupt: Interrupt) -> SumEvidence:
         for tries, wait_s in enumerate(backoff(), 1):
             interrupt.check()
             times_connected = self.session.times_connected
             try:
                 with self.session.use() as connection:
-                    return connection.evidence(agreed.study, agreed.revision, agreed.round)
+                    return connection.evidence(study, revision, round_)
             except (Unavailable, TryAgain) as error:
                 if tries >= TRIES_IN_TROUBLE:
                     raise
