@@ -8,7 +8,6 @@ Keys are closed when all who were asked have told theirs, or at a quarter of the
 too few of them, each waits until the round's deadline.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 
@@ -101,8 +100,3 @@ def _entered(current: Round, step: Step) -> Round:
 
 def _needed(current: Round, rules: Rules) -> int:
     return rules.threshold if current.closing else max(rules.needed, rules.threshold)
-
-
-def codes(current: Round | None) -> Mapping[str, str]:
-    """Why sites do not sign or open what is waited for."""
-    return current.unwilling if current is not None else {}

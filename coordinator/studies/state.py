@@ -124,6 +124,13 @@ class Round:
         return self.step in (Step.AGREEMENT, Step.OPENING)
 
     @property
+    def awaited(self) -> tuple[str, ...]:
+        """With secure aggregation: the sites that have not done yet what the step wants."""
+        if self.waits:
+            return tuple(site for site in self.group if site not in self.told)
+        return tuple(site for site in self.unanswered if site not in self.told)
+
+    @property
     def uploads(self) -> tuple[str, ...]:
         """The ids of its accepted updates."""
         return tuple(self.answers[site].upload for site in self.accepted)

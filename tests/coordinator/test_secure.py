@@ -5,6 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from coordinator.answers import StudyStatus
+from coordinator.cli.printing import print_status
 from coordinator.storage import tables
 from tests.coordinator.conftest import SITES, Place, refused
 from tests.coordinator.fake_site import WAIT_S, delta
@@ -217,6 +219,28 @@ def test_what_another_site_signed_and_what_comes_too_late_is_refused(place: Plac
     place.until(lambda status: status["closing"])
     with refused("ROUND_CLOSED"):
         alpha.tell(Told.KEYS, alpha.keys)
+
+
+def test_the_status_says_in_which_step_a_round_is_and_who_is_awaited(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = begun(place, rounds=1)
+    said = []
+    for _, step in (*STEPS[:3], *STEPS[3:5]):
+        for member in members[:-1]:
+            step(member)
+        print_status(StudyStatus.model_validate(place.status()))
+        said.append(next(line for line in capsys.readouterr().out.splitlines() if line.startswith("secure")))
+        step(members[-1])
+    assert [line.removeprefix("secure aggregation: ") for line in said] == [
+        "the sites tell their keys; not yet: charlie",
+        "the sites deal shares of their masks; not yet: charlie",
+        "the sites train, and send masked vectors; not yet: alpha, bravo, charlie",
+        "the sites train, and send masked vectors; not yet: charlie",
+        "the set is chosen, and its sites sign it; it waits until enough have; not yet: charlie",
+    ]
+    print_status(StudyStatus.model_validate(place.status()))
+    assert "enough sites have signed the set, and open its sum" in capsys.readouterr().out
 
 
 def test_a_study_whose_site_has_not_enrolled_is_not_created(place: Place) -> None:
