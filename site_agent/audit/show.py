@@ -137,6 +137,9 @@ def _words(entry: Entry) -> str:
 
 
 def _upload_words(entry: UploadEntry) -> str:
+    if entry.masked is not None:
+        blocks = entry.masked.blocks[:12]
+        return f"{_about(entry)}.{entry.attempt}: {size(entry.payload_bytes)} with masks, of blocks {blocks}…"
     reported = ", ".join(f"{metric.name}={metric.value}" for metric in entry.metrics)
     return (
         f"{_about(entry)}.{entry.attempt}: {_count(entry.tensors)}, {size(entry.payload_bytes)}; {reported}; "
