@@ -16,8 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.answers import SiteList, SiteRow
-from coordinator.cli import members, models
+from coordinator.cli import asking, members, models
 from coordinator.cli.main import app
+from coordinator.member_answers import Noted
+from coordinator.requests import NoteExport
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.database import Store
@@ -25,7 +27,8 @@ from coordinator.storage.schema import newest_schema
 from tests import commands as processes
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
-from wardround.local import directory
+from wardround.errors import TryAgain
+from wardround.local import control, directory
 from wardround.records.invitation import Invitation
 from wardround.signing import certificates
 from wardround.tensors.files import TensorFile
@@ -325,6 +328,7 @@ def test_an_address_in_use_is_named(commands: Commands) -> None:
     assert f"error: cannot listen at {commands.address}: it is in use, or not an address of this machine\n" in said
 
 
+@pytest.mark.fresh
 def test_the_service_stops_cleanly_on_sigterm_and_can_listen_elsewhere(commands: Commands) -> None:
     assert commands.serve().stop() == 0
     listen = f"127.0.0.1:{free_port()}"
@@ -540,3 +544,22 @@ def test_a_sites_directory_is_refused_also_while_its_agent_listens_there(command
         agent.listen()
         _, said = commands.run("sites", code=78)
     assert "is a site's state directory" in said
+
+
+def test_a_command_that_is_given_while_the_service_starts_is_answered_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`systemctl start` returns before there is a socket; the command finds none, and then the lock taken."""
+    (tmp_path / directory.COORDINATOR).write_text("")
+    answers = iter([False, True])
+    monkeypatch.setattr(control, "serves", lambda state, socket: next(answers))
+    monkeypatch.setattr(control, "call", lambda *args, **options: {"federation": "north"})
+
+    def taken(*args: object) -> object:
+        raise TryAgain("in use")
+
+    monkeypatch.setattr(asking, "_answer_here", taken)
+    assert asking.ask(tmp_path, NoteExport(), Noted) == Noted(federation="north")
+    answers = iter([False, False])
+    with pytest.raises(TryAgain, match="in use"):
+        asking.ask(tmp_path, NoteExport(), Noted)

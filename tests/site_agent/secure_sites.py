@@ -159,7 +159,7 @@ class Hospital:
         write_model(own, self.world.sites.index(self.name) + 100 * round_ if seed is None else seed)
         journal, consent = self.journal(round_, attempt), self.world.consent_of(self)
         masking = self.rounds.masking(journal, consent, Interrupt())
-        upload = egress.record(self.ledger, self.policy, self.session.meter, journal, consent, own, masking)
+        upload = egress.record(self.ledger, self.policy, self.session.meter, journal, consent, own, masking=masking)
         assert upload is not None
         return upload
 

@@ -143,7 +143,7 @@ def test_a_value_beyond_the_range_is_named_and_nothing_is_recorded(world: Secure
     with pytest.raises(BadData, match=r"in `shared\.weight` is beyond the study's range of 1$"):
         egress.record(
             hospital.ledger, hospital.policy, hospital.session.meter, hospital.journal(1), world.consent_of(hospital),
-            hospital.state.own_copy(STUDY), masking,
+            hospital.state.own_copy(STUDY), masking=masking,
         )  # fmt: skip
     assert not hospital.lines("upload")
 
