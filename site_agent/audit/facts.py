@@ -11,6 +11,7 @@ from itertools import chain
 
 from site_agent.audit.files import LedgerFiles
 from site_agent.audit.form import lines as lines_of
+from site_agent.audit.secure import sums_in
 from site_agent.audit.summaries import SummaryFacts, facts_of_summary
 from site_agent.state.directory import exposed, tensor_rows
 from wardround.errors import BadData
@@ -27,6 +28,7 @@ from wardround.records.ledger.entries import (
     TensorRow,
     UploadEntry,
 )
+from wardround.records.ledger.secure import SecureEntry
 from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import NOT_RECEIVED, Receipt
 from wardround.signing import canonical
@@ -94,6 +96,7 @@ class StudyFacts:
     tensors: tuple[Tensor, ...]  # that left
     approval: Approval | None
     decisions: tuple[Decision, ...]
+    sums: tuple[tuple[str, ...], ...] = ()  # with secure aggregation: what ``secure.SUM_HEADS`` names, of each round
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class _Study:
     uploads: list[tuple[str, UploadEntry]] = field(default_factory=list)
     consents: list[tuple[str, ConsentEntry]] = field(default_factory=list)
     stopped: list[tuple[str, Stopped]] = field(default_factory=list)
+    secure: list[SecureEntry] = field(default_factory=list)
     tries: dict[str, int] = field(default_factory=dict)  # of uploads that were sent again, by id
     approved: _Approved | None = None
 
@@ -151,6 +155,8 @@ def facts_of(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes]) -> L
                 control += line.entry.bytes
             case SummaryEntry() as summary:
                 summaries.append(facts_of_summary(when(line.ts), summary))
+            case SecureEntry() as secure:
+                studies[secure.study].secure.append(secure)
             case ConsentEntry() as consent:
                 studies[consent.study].consents.append((line.ts, consent))
             case BlockedEntry() | HeldEntry() | ReleasedEntry() | RejectedEntry() as stopped:
@@ -214,6 +220,7 @@ def _study_facts(name: str, study: _Study, receipts: Mapping[str, Receipt]) -> S
         tensors=_left([upload for _, upload in study.uploads]),
         approval=study.approved.approval if study.approved is not None else None,
         decisions=tuple(_decision(time, entry) for time, entry in study.stopped),
+        sums=sums_in(study.secure),
     )
 
 

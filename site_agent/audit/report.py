@@ -10,6 +10,7 @@ from itertools import chain
 
 from site_agent.audit.facts import Approval, LedgerFacts, StudyFacts, UploadFacts, facts_of, when
 from site_agent.audit.files import LedgerFiles
+from site_agent.audit.secure import SUM_HEADS
 from site_agent.audit.summaries import HEADS, SummaryFacts
 from site_agent.audit.verify import TAMPERED, VERIFIED, Verdict
 from site_agent.gateway.consent.facts import size
@@ -186,12 +187,20 @@ def _left(study: StudyFacts) -> Iterator[Block]:
     )  # fmt: skip
     if chart is not None:
         yield chart
+    if study.sums:
+        yield from _sums(study)
     yield Heading("Every update, and its receipt", 3)
     if any(upload.numbers_alone for upload in study.uploads):
         yield Paragraph("Rows of 0 bytes held metrics alone.", faint=True)
     evaluates = all(upload.validated for upload in study.uploads)
     columns = ("time", "round", "bytes", "tries", "norm", "metrics", "coordinator's answer", "receipt")
     yield Grid(columns, tuple(_row(upload, evaluates) for upload in study.uploads), numbers=(1, 2, 3, 4), codes=(7,))
+
+
+def _sums(study: StudyFacts) -> Iterator[Block]:
+    yield Heading("With whom they were summed", 3)
+    yield Paragraph("These updates left with masks: the coordinator learned sums alone, and no update of this site.")
+    yield Grid(SUM_HEADS, study.sums, numbers=(0, 2))
 
 
 def _row(upload: UploadFacts, evaluates: bool) -> tuple[str, ...]:

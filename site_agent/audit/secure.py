@@ -2,6 +2,8 @@
 secrets were opened, and each signature was within the policy in force.
 """
 
+from collections.abc import Sequence
+
 from wardround.errors import BadData
 from wardround.records.ledger.entries import Entry, PolicyEntry
 from wardround.records.ledger.secure import (
@@ -42,6 +44,26 @@ def words_of_secure(entry: PeerEntry | SecureEntry) -> str:
             found = FOUND.get(entry.result, "was looked at")
             return f"{about}the sum {found}: {len(entry.looked_at)} of {entry.of} blocks looked at"
     raise AssertionError(entry.type)
+
+
+SUM_HEADS = ("round", "the sum over", "known here", "opened", "the sum checked")
+
+
+def sums_in(entries: Sequence[SecureEntry]) -> tuple[tuple[str, ...], ...]:
+    """Of each sum that this site signed what ``SUM_HEADS`` names, in the order of the lines."""
+    rows = []
+    for agreed in (one for one in entries if isinstance(one, AgreedEntry)):
+        same = [one for one in entries if (one.study_sha256, one.context) == (agreed.study_sha256, agreed.context)]
+        opened = next((one for one in same if isinstance(one, OpenedEntry)), None)
+        checked = [one for one in same if isinstance(one, SumCheckedEntry)]
+        gone = f", mask keys of {', '.join(opened.mask_keys)}" if opened is not None and opened.mask_keys else ""
+        rows.append((
+            str(agreed.round), ", ".join(agreed.sites), str(len(agreed.known)),
+            "nothing" if opened is None else f"self masks of the sum's sites{gone}",
+            "not yet" if not checked else f"{len(checked[-1].looked_at)} of {checked[-1].of} blocks: "
+            + FOUND.get(checked[-1].result, checked[-1].result),
+        ))  # fmt: skip
+    return tuple(rows)
 
 
 class SecureLines:

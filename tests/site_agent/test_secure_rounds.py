@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 
 from site_agent import audit
+from site_agent.audit.facts import facts_of
+from site_agent.audit.files import in_folder
+from site_agent.audit.show import words
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.exit import egress
 from site_agent.gateway.policy import policy as policies
 from site_agent.gateway.policy import text as policy_text
 from site_agent.gateway.policy.decisions import StudyRequest, decide, first_denial
 from site_agent.state import formats
-from tests.site_agent.secure_sites import SPECS, STUDY, SecureSites, write_model
+from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
-from wardround.errors import BadData
+from wardround.errors import BadData, UsageProblem
 from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
@@ -173,3 +176,56 @@ def test_a_policy_in_which_somebody_stands_alone_is_none() -> None:
     text = policy_text.draft(StudyRequest("hearts", COORDINATOR, SPECS, (), 4, "uniform", 100, secure=True), "bergen")
     with pytest.raises(BadData, match="with `colluding` 2, a sum in which nobody stands alone needs `min_sites` of at"):
         policies.parse(text.replace("colluding = 1 ", "colluding = 2 ").encode(), Path("policy.toml"))
+
+
+def test_the_report_says_of_each_round_with_whom_what_was_opened_and_whether_the_sum_was_checked(
+    world: SecureSites,
+) -> None:
+    world.run(1)
+    for site in world.sites:
+        world.check(site, 2)
+    world.run(2)
+    (study,) = facts_of([in_folder(world.hospitals["bergen"].state.ledger)], {}).studies
+    everyone = "amsterdam, bergen, charite"
+    assert study.sums == (
+        ("1", everyone, "2", "self masks of the sum's sites", "1 of 1 blocks: is the model that came of it"),
+        ("2", everyone, "2", "self masks of the sum's sites", "not yet"),
+    )
+    shown = [words(line) for line in audit.lines(world.hospitals["bergen"].state.ledger) if line.type == "sum_checked"]
+    assert shown == ["hearts round 1.1: the sum is the model that came of it: 1 of 1 blocks looked at"]
+
+
+def test_peers_are_listed_with_who_compared_their_keys(world: SecureSites) -> None:
+    hospital = world.hospitals["bergen"]
+    shown = hospital.peers.of_study(STUDY)
+    assert [(row.site, row.here, bool(row.by)) for row in shown.members] == [
+        ("amsterdam", False, True), ("bergen", True, False), ("charite", False, True)
+    ]  # fmt: skip
+    assert (shown.threshold, shown.colluding) == (3, 1)
+    assert [line["site"] for line in hospital.lines("peer")] == ["amsterdam", "charite"]
+    hospital.peers.know("charite", world.roster.fingerprint("charite").upper(), DPO)  # known already
+    assert len(hospital.lines("peer")) == 2
+    for site, mark, why in (
+        ("charite", "ab" * 20, "is no fingerprint: 64 of 0-9 and a-f, all of them"),
+        ("nowhere", "ab" * 32, "it is a member of no study with such keys"),
+        ("bergen", world.roster.fingerprint("bergen"), "`bergen` is this site itself"),
+    ):
+        with pytest.raises(UsageProblem, match=why):
+            hospital.peers.know(site, mark, DPO)
+    with pytest.raises(UsageProblem, match="`dublin` is not among the peers that people here know"):
+        hospital.peers.forget("dublin", DPO)
+    hospital.peers.forget("charite", DPO)
+    assert [line["event"] for line in hospital.lines("peer")] == ["known", "known", "forgotten"]
+
+
+def test_what_a_person_asks_about_a_sum_is_answered_in_numbers(world: SecureSites) -> None:
+    world.run(1)
+    world.check("bergen", 2)
+    hospital = world.hospitals["bergen"]
+    found = hospital.sums.by_hand(world.consent_of(hospital), 1, None, Interrupt())
+    assert (found.result, found.looked_at, found.of, found.sites) == ("same", (0,), 1, world.sites)
+    with pytest.raises(UsageProblem, match="this site signed no set of round 4 of `hearts`"):
+        hospital.sums.by_hand(world.consent_of(hospital), 4, None, Interrupt())
+    hospital.rounds.attempts.keep_models(STUDY, ())
+    with pytest.raises(BadData, match="the models of round 1 of `hearts` are not kept here any more"):
+        hospital.sums.by_hand(world.consent_of(hospital), 1, None, Interrupt())
