@@ -59,7 +59,7 @@ def main() -> None:
             show(Console(), world, name, sites, status, alone_scores)
             verified = show_egress(Console(), world, name, sites, folder)
             if options.secure:
-                show_sum(Console(), world, name, sites[0], tables["study"]["rounds"])
+                show_sum(Console(), world, sites[0])
         print(f"\nReport:   {report}")
         print(f"Models:   {folder}/{sites[0]}/studies/{name}/ and so on; the card beside each says what it is")
         print(f"Look:     {BIN}/site-agent models list {name} --state {folder}/{sites[0]}")
@@ -213,11 +213,15 @@ def show_egress(console: Console, world: World, study: str, sites: list[str], fo
     return all(found.ok for found in audits.values())
 
 
-def show_sum(console: Console, world: World, study: str, site: str, round_number: int) -> None:
-    """One hospital's own check that the last model is the sum that the hospitals opened."""
-    said = world.ask_site(site, "audit", "sum", study, "--round", str(round_number), "--blocks", "all")
-    console.print(f"\nThe coordinator saw masked vectors and sums alone. {site} has checked the sum:", soft_wrap=True)
-    console.print(said.strip(), soft_wrap=True)
+def show_sum(console: Console, world: World, site: str) -> None:
+    """What one hospital's own ledger says of each sum, which its agent checked before it trained on."""
+    shown = world.ask_site(site, "audit", "show").splitlines()
+    checks = [line.partition("sum_checked")[2].strip() for line in shown if "sum_checked" in line]
+    if not checks:
+        raise SystemExit(f"error: {site} has checked no sum")
+    console.print(f"\nThe coordinator saw masked vectors and sums alone. By {site}'s ledger:", soft_wrap=True)
+    for line in checks:
+        console.print(line, soft_wrap=True)
 
 
 class Audit:

@@ -138,7 +138,8 @@ def _words(entry: Entry) -> str:
 
 def _upload_words(entry: UploadEntry) -> str:
     if entry.masked is not None:
-        return f"{_about(entry)}.{entry.attempt}: {size(entry.payload_bytes)} with masks, in blocks {entry.masked.blocks[:12]}…"
+        what = f"{size(entry.payload_bytes)} with masks, in blocks {entry.masked.blocks[:12]}…"
+        return f"{_about(entry)}.{entry.attempt}: {what}"
     reported = ", ".join(f"{metric.name}={metric.value}" for metric in entry.metrics)
     return (
         f"{_about(entry)}.{entry.attempt}: {_count(entry.tensors)}, {size(entry.payload_bytes)}; {reported}; "
