@@ -1,6 +1,6 @@
 # Each target does all of its own set-up, from a fresh clone, with Python 3.11 or newer and make alone.
 #
-#   make demo    four hospitals train one model on this machine   [DATA=DIR] [ALGORITHM=fedavg|fedsoup|fenda] [STATE=DIR]
+#   make demo    four hospitals train one model on this machine   [DATA=DIR] [ALGORITHM=fedavg|fedsoup|fenda] [SECURE=1] [STATE=DIR]
 #   make test    every test but the few long ones   [WITHOUT=MARKER]
 #   make chaos   these: processes that are killed, federations on real data, notebooks, Ray   [WITHOUT=MARKER]
 #   make attacks the attacks that were thought of, and what refuses each, as a table
@@ -33,7 +33,7 @@ ARGS ?=
 .PHONY: demo evidence evidence-faults evidence-year check test attacks fuzz chaos lint lint-deploy lock docs format proto bench bench-peers install dev clean
 
 demo: install
-	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
+	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(SECURE),--secure) $(if $(STATE),--state $(STATE))
 
 # Hundreds of processes start: where the environment forbids it, each would compile our modules again.
 test chaos attacks: export PYTHONDONTWRITEBYTECODE :=

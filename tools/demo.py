@@ -24,6 +24,7 @@ from rich.table import Table
 from tools.world import BIN, World, command, in_parallel
 
 ROOT = Path(__file__).resolve().parent.parent
+SECURE = ROOT / "examples" / "breast_cancer_secure.toml"
 KINDS = ("best_local", "fine_tuned", "latest", "best_global")
 
 
@@ -33,6 +34,8 @@ def main() -> None:
     began = time.monotonic()
     with working_folder(options.state) as folder:
         study, data = prepare_data(options.data, folder)
+        if options.secure:
+            study = SECURE
         with study.open("rb") as file:
             tables = tomllib.load(file)
         sites, label, name = sorted(tables["study"]["sites"]), tables["task"]["label"], tables["study"]["name"]
@@ -41,6 +44,8 @@ def main() -> None:
                 world.start(data, label, sites)
             with narrated(console, f"Each hospital reads study `{name}` ({options.algorithm}) and approves it"):
                 world.create_study(study, "--set", f"algorithm.name={options.algorithm}")
+                if options.secure:
+                    world.know_peers(name, sites)
                 world.approve(name, sites)
             alone = TrainingAlone(study, data, options.algorithm)
             world.ask_coordinator("study", "start", name)
@@ -53,6 +58,8 @@ def main() -> None:
             world.ask_coordinator("study", "report", name, "--out", report, ok=(0, 3))
             show(Console(), world, name, sites, status, alone_scores)
             verified = show_egress(Console(), world, name, sites, folder)
+            if options.secure:
+                show_sum(Console(), world, sites[0])
         print(f"\nReport:   {report}")
         print(f"Models:   {folder}/{sites[0]}/studies/{name}/ and so on; the card beside each says what it is")
         print(f"Look:     {BIN}/site-agent models list {name} --state {folder}/{sites[0]}")
@@ -66,8 +73,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make demo")
     parser.add_argument("--algorithm", default="fenda", choices=("fenda", "fedavg", "fedsoup"))
     parser.add_argument("--data", type=Path, help="the UCI heart disease folder; default: scikit-learn's breast cancer")
+    parser.add_argument("--secure", action="store_true", help="the coordinator learns sums alone, and one is checked")
     parser.add_argument("--state", type=Path, help="keep everything in this folder")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.secure and (options.data or options.algorithm == "fedsoup"):
+        parser.error("--secure is of scikit-learn's breast cancer, with fenda or fedavg")
+    return options
 
 
 @contextmanager
@@ -200,6 +211,17 @@ def show_egress(console: Console, world: World, study: str, sites: list[str], fo
         "[dim]Receipts: the coordinator's own copy of what it took, held against the hospital's ledger.[/dim]"
     )
     return all(found.ok for found in audits.values())
+
+
+def show_sum(console: Console, world: World, site: str) -> None:
+    """What one hospital's own ledger says of each sum, which its agent checked before it trained on."""
+    shown = world.ask_site(site, "audit", "show").splitlines()
+    checks = [line.partition("sum_checked")[2].strip() for line in shown if "sum_checked" in line]
+    if not checks:
+        raise SystemExit(f"error: {site} has checked no sum")
+    console.print(f"\nThe coordinator saw masked vectors and sums alone. By {site}'s ledger:", soft_wrap=True)
+    for line in checks:
+        console.print(line, soft_wrap=True)
 
 
 class Audit:

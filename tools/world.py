@@ -262,6 +262,16 @@ class World:
 
         in_parallel(act, sites)
 
+    def know_peers(self, study: str, sites: Sequence[str]) -> None:
+        """At each site: its people know every other member by the fingerprint that that one's own status shows."""
+
+        def act(site: str) -> None:
+            for row in self.site_json(site, "peers", "list", study)["members"]:
+                if row["site"] != site:
+                    self.ask_site(site, "peers", "know", row["site"], row["fingerprint"])
+
+        in_parallel(act, sites)
+
     def finish(self, study: str, timeout_s: float = 300) -> dict[str, Any]:
         """Wait until the study has ended, every site has heard of it, and return its status."""
         line = [BIN / "coordinator", "study", "status", study, "--follow", "--state", self.coordinator_state]
