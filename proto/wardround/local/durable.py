@@ -138,6 +138,16 @@ def move(source: Path, target: Path) -> None:
         sync_folder(source.parent)
 
 
+def link(source: Path, name: Path) -> None:
+    """Give a file a further name on the same disk, durably. One that is there by that name is replaced."""
+    temporary = _temporary(name)
+    with _naming(name):
+        temporary.hardlink_to(source)
+        temporary.replace(name)
+        temporary.unlink(missing_ok=True)  # where both were names of one file already
+    sync_folder(name.parent)
+
+
 def remove(path: Path, *, lasting: bool = True) -> None:
     """Remove a file or a folder with all in it, durably unless ``lasting`` is False. A missing one is no error."""
     with _naming(path):
@@ -287,11 +297,11 @@ class SpoolFile:
 class StateLock:
     """One process owns a state directory. Freed by the kernel when the process ends, however it ends."""
 
-    def __init__(self, state: Path, owner: str, *, patience_s: float = 0) -> None:
+    def __init__(self, state: Path, owner: str, *, patience_s: float = 0.2) -> None:
         """Take ``state/lock`` for ``owner`` ("coordinator serve").
 
         Args:
-            patience_s: how long a holder that is just ending may take over it.
+            patience_s: how long a holder that is just ending may take over it; ``is_held`` holds it for a moment too.
 
         Raises:
             TryAgain: another process holds it; the message says which.
@@ -330,6 +340,21 @@ class StateLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+def is_held(state: Path) -> bool:
+    """Whether a process owns a state directory now, as far as this user may know."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``_temporary``
