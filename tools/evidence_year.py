@@ -119,13 +119,15 @@ class Year:
         self.world.environment = self.clock.environment
         (self.folder / "passphrase.txt").write_text(PASSPHRASE)
 
-    def run(self, weeks: int) -> Tally:
-        """``weeks`` of it, and the judgement."""
+    def run(self, weeks: int, ends: float = float("inf")) -> Tally:
+        """``weeks`` of it, and the judgement. ``ends``: when no further week begins, by the monotonic clock."""
         world = self.world
         try:
             self.clock.move(STOPPED)  # since the sites joined
             self._start()
             for number in range(1, weeks + 1):
+                if time.monotonic() > ends:
+                    break
                 began = time.monotonic()
                 self._week(number)
                 self.tally.weeks = number
@@ -340,6 +342,7 @@ def as_the_first_version_left_it(state: State) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.evidence_year", description=__doc__)
     parser.add_argument("--weeks", type=int, default=52)
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no further week after this time")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the state of a year that failed here")
     chosen = parser.parse_args()
     if library() is None:
@@ -349,7 +352,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="wardround-year-") as folder:
         year = Year(Template(Path(folder), Plan(sites=2, rounds=20_000), prepare), AGENDA)
-        tally = year.run(chosen.weeks)
+        tally = year.run(chosen.weeks, began + 60 * chosen.minutes)
         if tally.wrong and chosen.keep is not None:
             print(f"kept in {year.world.retain(chosen.keep)}", file=sys.stderr)
     print(json.dumps({
