@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from wardround.errors import CannotWrite, TryAgain
-from wardround.local import durable
+from wardround.local import copying, durable
 
 
 @contextmanager
@@ -133,8 +133,8 @@ def test_the_beginning_of_an_open_file_is_copied(
 
     if not by_the_kernel:
         monkeypatch.setattr(os, "copy_file_range", refused)
-    monkeypatch.setattr(durable, "READ_PIECE", 1000)
-    monkeypatch.setattr(durable, "COPY_PIECE", 1000)
+    monkeypatch.setattr(copying, "READ_PIECE", 1000)
+    monkeypatch.setattr(copying, "COPY_PIECE", 1000)
     whole = os.urandom(4321)
     (tmp_path / "source").write_bytes(whole)
     (tmp_path / "target").write_bytes(b"old")

@@ -19,12 +19,10 @@ from pathlib import Path
 from typing import Literal
 
 from wardround.errors import CannotWrite, TryAgain
+from wardround.local.copying import copy_piece
 
 Buffer = bytes | bytearray | memoryview
 Lasting = Literal["all", "content", "nothing"]
-COPY_PIECE = 64 * 1024 * 1024  # bytes asked of the kernel at once
-READ_PIECE = 1024 * 1024  # bytes in memory where the kernel does not copy by itself
-CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF})
 BROKEN_DISK = (errno.EIO, errno.EUCLEAN)  # of a write: not full, not forbidden, but broken
 TAIL = 64 * 1024  # bytes at the end of a file that ``AppendFile`` writes once more when it opens it
 AFTER = "check the disk, then start again: what was durable before is still there"
@@ -104,7 +102,7 @@ def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int
             descriptor = _create(temporary, mode)
             try:
                 copied = 0
-                while copied < size and (count := _copy_piece(source, descriptor, copied, size - copied)):
+                while copied < size and (count := copy_piece(source, descriptor, copied, size - copied)):
                     copied += count
             finally:
                 os.close(descriptor)
@@ -301,7 +299,7 @@ class StateLock:
         """Take ``state/lock`` for ``owner`` ("coordinator serve").
 
         Args:
-            patience_s: how long a holder that is just ending may take over it; ``is_held`` holds it for a moment too.
+            patience_s: how long a holder that is just ending may take over it; ``control.is_held`` holds it too.
 
         Raises:
             TryAgain: another process holds it; the message says which.
@@ -342,21 +340,6 @@ class StateLock:
         self.release()
 
 
-def is_held(state: Path) -> bool:
-    """Whether a process owns a state directory now, as far as this user may know."""
-    try:
-        descriptor = os.open(state / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``_temporary``
 
 
@@ -370,20 +353,6 @@ def _create(path: Path, mode: int) -> int:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     os.fchmod(descriptor, mode)  # whatever the umask
     return descriptor
-
-
-def _copy_piece(source: int, target: int, offset: int, count: int) -> int:
-    """Copy some of ``count`` bytes at ``offset``. Returns how many, 0 at the end of the source."""
-    try:
-        return os.copy_file_range(source, target, min(count, COPY_PIECE), offset, offset)
-    except OSError as error:
-        if error.errno not in CANNOT_COPY:
-            raise
-    data = os.pread(source, min(count, READ_PIECE), offset)
-    written = 0
-    while written < len(data):
-        written += os.pwrite(target, data[written:], offset + written)
-    return len(data)
 
 
 def _write_all(descriptor: int, data: Buffer) -> None:
