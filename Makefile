@@ -35,7 +35,7 @@ demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
 
 # Hundreds of processes start: where the environment forbids it, each would compile our modules again.
-test chaos attacks: export PYTHONDONTWRITEBYTECODE :=
+test chaos attacks bench bench-peers: export PYTHONDONTWRITEBYTECODE :=
 
 test: dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos$(if $(WITHOUT), and not $(WITHOUT))"
