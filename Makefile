@@ -9,7 +9,8 @@
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make lock    the packages of a deployment with their hashes, in deploy/lock
 #   make docs    the documentation as a site, in site/
-#   make bench   what a round costs, beside the floor of the same bytes; and counts that may not grow   [ARGS='--full --out DIR']
+#   make bench   what a round costs, beside the floor of the same bytes   [ARGS='--full --out DIR']
+#   make bench-counts   what no machine's speed changes: passes over the bytes, fsyncs, calls, threads; none may grow
 #   make bench-peers   the same with Flower beside it, in the same run   [FLOWER_VENV=DIR]
 #   make evidence   the figures of docs/evidence.md (about half an hour)
 #   make evidence-faults   those of programs killed, disks filled and lines cut (hours)
@@ -30,13 +31,13 @@ ATHERIS ?=
 WITHOUT ?=
 ARGS ?=
 
-.PHONY: demo evidence evidence-faults evidence-year check test attacks fuzz chaos lint lint-deploy lock docs format proto bench bench-peers install dev clean
+.PHONY: demo evidence evidence-faults evidence-year check test attacks fuzz chaos lint lint-deploy lock docs format proto bench bench-counts bench-peers install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(SECURE),--secure) $(if $(STATE),--state $(STATE))
 
 # Hundreds of processes start: where the environment forbids it, each would compile our modules again.
-test chaos attacks: export PYTHONDONTWRITEBYTECODE :=
+test chaos attacks bench bench-counts bench-peers: export PYTHONDONTWRITEBYTECODE :=
 
 test: dev
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not chaos$(if $(WITHOUT), and not $(WITHOUT))"
@@ -55,6 +56,8 @@ fuzz: dev
 
 bench: install
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-counts: install
 	@$(BIN)/python -m bench.counts
 
 bench-peers: install

@@ -2,8 +2,8 @@
 
 Two sites do rounds of 8 MiB of which the training does nothing. Counted for one round and site, after rounds that warm
 everything up: passes over the model's bytes by reads and writes of files, fsyncs, calls that move bytes to and from
-the network for each chunk, threads, and the bytes of each encoding for a parameter. `make bench` ends with 1 if one is
-beyond ``MOST``. Whoever makes a hot path cheaper writes the new number there.
+the network for each chunk, threads, and the bytes of each encoding for a parameter. `make bench-counts` ends with 1 if
+one is beyond ``MOST``. Whoever makes a hot path cheaper writes the new number there.
 """
 
 import json
