@@ -28,7 +28,7 @@ from wardround.errors import (
 )
 from wardround.local import control, frames, sockets
 from wardround.local.control import ControlServer, call
-from wardround.local.durable import StateLock, is_held
+from wardround.local.durable import StateLock
 
 
 class Service:
@@ -363,4 +363,4 @@ def test_a_service_that_is_only_starting_is_waited_for(tmp_path: Path, monkeypat
         monkeypatch.setattr(control, "is_listening", lambda at: False)
         monkeypatch.setattr(control, "STARTING_S", 0)
         assert not control.serves(tmp_path, path)
-    assert not is_held(tmp_path)
+    assert not control.is_held(tmp_path)

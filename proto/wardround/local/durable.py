@@ -337,21 +337,6 @@ class StateLock:
         self.release()
 
 
-def is_held(state: Path) -> bool:
-    """Whether a process owns a state directory now, as far as this user may know."""
-    try:
-        descriptor = os.open(state / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``_temporary``
 
 
