@@ -9,7 +9,7 @@ from wardround.errors import TryAgain, Unavailable
 
 if TYPE_CHECKING:
     from site_agent.gateway.commands import CommandHandler
-    from site_agent.gateway.requests import A, Request
+    from site_agent.gateway.request_form import A, Request
     from site_agent.state.directory import SiteState
     from site_agent.state.offer import Offer
     from site_agent.state.site import Site
