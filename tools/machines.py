@@ -55,13 +55,12 @@ folder=$1 environment=$2; shift 3
 mount --make-rprivate /
 mount --bind "$environment" "$folder/opt/wardround"
 local=$(mktemp -d); mount --bind /usr/local/bin "$local"
-programs=$(mktemp -d); mount -t tmpfs -o mode=0755 none "$programs"
+programs=$folder/programs
 for path in "$local"/*; do
   name=${path##*/}
   if [ -L "$path" ]; then cp -a "$path" "$programs/$name"
   elif [ -f "$path" ]; then : > "$programs/$name"; mount --bind "$path" "$programs/$name"; fi
 done
-cp "$folder"/programs/* "$programs/"
 mount --rbind "$programs" /usr/local/bin
 mount -t tmpfs -o mode=0755 none /usr/local/share
 for own in @OWN@; do mount --rbind "$folder/$own" "/$own"; done

@@ -252,6 +252,21 @@ def is_listening(path: Path) -> bool:
     return True
 
 
+def is_held(state: Path) -> bool:
+    """Whether a process owns a state directory now, as far as this user may know."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def serves(state: Path, path: Path) -> bool:
     """Whether the service that owns ``state`` answers at ``path``. One that is only just starting is waited for."""
     deadline = time.monotonic() + STARTING_S
