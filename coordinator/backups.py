@@ -31,7 +31,8 @@ from wardround import __version__
 from wardround.errors import BadData, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
-from wardround.local.durable import StateLock, make_folder, move, remove, write_file
+from wardround.local.durable import make_folder, move, remove, write_file
+from wardround.local.state_lock import StateLock
 from wardround.records.schema import Strict, check, read_toml
 from wardround.tensors.manifests import CHUNK
 

@@ -31,9 +31,9 @@ from wardround.cli import say_error
 from wardround.errors import Unavailable, WardroundError
 from wardround.local import memory
 from wardround.local.control import ControlServer
-from wardround.local.durable import StateLock
 from wardround.local.event import Latch, set_by_signals
 from wardround.local.logs import log_to_stderr
+from wardround.local.state_lock import StateLock
 from wardround.records.event import CertificateFork
 from wardround.records.invitation import stamp
 from wardround.signing import certificates

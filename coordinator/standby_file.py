@@ -19,7 +19,8 @@ from coordinator.state_directory import Config, State, write_config
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
-from wardround.local.durable import StateLock, make_folder, write_file
+from wardround.local.durable import make_folder, write_file
+from wardround.local.state_lock import StateLock
 from wardround.records.schema import check, parse_toml
 
 HEAD = b"wardround-standby-v1\n"

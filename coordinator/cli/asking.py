@@ -79,7 +79,7 @@ def _answer_here(state: Path, request: Request, progress: Progress) -> object:
     from coordinator.administration import Administration
     from coordinator.context import Context, raise_fatal
     from coordinator.state_directory import State
-    from wardround.local.durable import StateLock
+    from wardround.local.state_lock import StateLock
 
     with StateLock(state, f"coordinator {request.command}"):
         context = Context(State(state), wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)

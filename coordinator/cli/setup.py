@@ -54,7 +54,7 @@ def upgrade(state: State) -> None:
     from coordinator.state_directory import State as Place
     from coordinator.storage import database
     from coordinator.storage.schema import newest_schema
-    from wardround.local.durable import StateLock
+    from wardround.local.state_lock import StateLock
 
     place = Place(state)
     where = place.place(place.config().storage)

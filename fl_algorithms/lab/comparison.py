@@ -28,6 +28,7 @@ from fl_algorithms.lab.suite import Job, Row, Suite
 from wardround.cli import say
 from wardround.errors import BadData, TryAgain, WardroundError
 from wardround.local import durable
+from wardround.local.state_lock import StateLock
 
 
 @dataclass
@@ -194,9 +195,9 @@ def _survey(executor: Executor, row: Row, folder: Path, hardware: Hardware) -> S
     return survey
 
 
-def _owned(out: Path) -> durable.StateLock:
+def _owned(out: Path) -> StateLock:
     try:
-        return durable.StateLock(out, "fl-lab compare")
+        return StateLock(out, "fl-lab compare")
     except TryAgain as error:
         raise TryAgain(error.message, hint="let it end, or use another --out") from None
 

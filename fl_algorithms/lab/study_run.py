@@ -26,6 +26,7 @@ from fl_algorithms.lab.seeds import Progress, Request, SeedResult, data_digests,
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import TryAgain, UsageProblem, WardroundError
 from wardround.local import durable
+from wardround.local.state_lock import StateLock
 
 EngineName = Literal["plain", "batched"]
 Make = Callable[[Request, Progress | None], SeedResult]
@@ -160,7 +161,7 @@ def _begun(plan: Plan) -> Iterator[None]:
 
 def _owned(out: Path) -> AbstractContextManager[object]:
     try:
-        return durable.StateLock(out, "fl-lab run")
+        return StateLock(out, "fl-lab run")
     except TryAgain as error:
         raise TryAgain(error.message, hint="let it end, or use another --out") from None
 

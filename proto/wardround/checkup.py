@@ -17,7 +17,7 @@ from platform import python_version
 from wardround.cli import print_json, say_next
 from wardround.errors import NotPermitted, TryAgain, WardroundError
 from wardround.local import control
-from wardround.local.durable import StateLock
+from wardround.local.state_lock import StateLock
 from wardround.signing.certificates import refuse_readable
 from wardround.terminal import escaped
 

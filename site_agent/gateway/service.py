@@ -16,9 +16,10 @@ from site_agent.state import formats
 from site_agent.state.directory import SiteState
 from site_agent.state.person import Person, behind
 from wardround.errors import UsageProblem
-from wardround.local import control, durable, memory
+from wardround.local import control, memory
 from wardround.local.event import set_by_signals
 from wardround.local.logs import log_to_stderr
+from wardround.local.state_lock import StateLock
 from wardround.web.monitoring import monitored
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
     memory.hide()
     log_to_stderr()
     state.require_joined()
-    with durable.StateLock(state.root, "site-agent run"):
+    with StateLock(state.root, "site-agent run"):
         formats.bring_forward(state.root)
         state.site()
         state.make_folders()

@@ -20,6 +20,7 @@ from site_agent.state.person import Person
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, RefusedForGood, Unavailable, WardroundError
 from wardround.local import durable
+from wardround.local.state_lock import StateLock
 from wardround.records.assignment import SiteStatus
 from wardround.records.invitation import stamp
 
@@ -59,7 +60,7 @@ def handler_alone(state: SiteState) -> Iterator[tuple[CommandHandler, Interrupt]
         TryAgain: another process owns the state directory.
     """
     state.require_joined()
-    with durable.StateLock(state.root, "site-agent"):
+    with StateLock(state.root, "site-agent"):
         formats.bring_forward(state.root)
         site = state.site()
         own = Identity(state.identity)

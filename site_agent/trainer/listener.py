@@ -20,9 +20,10 @@ from site_agent.state.person import user_name
 from site_agent.trainer.requests import BOOKKEEPING, keep_books
 from wardround.errors import TryAgain, WardroundError
 from wardround.local import control, durable
-from wardround.local.durable import StateLock, StorageFailed
+from wardround.local.durable import StorageFailed
 from wardround.local.event import Latch, set_by_signals
 from wardround.local.logs import log_to_stderr
+from wardround.local.state_lock import StateLock
 from wardround.records import trainer as records
 from wardround.records.trainer import Answer, AnyRequest, Progress
 from wardround.records.trainer.failures import own_code

@@ -24,7 +24,7 @@ from tools.world import free_port
 from wardround.checkup import OK, PROBLEM, WARNING, Finding
 from wardround.errors import NeedsPerson
 from wardround.local import control
-from wardround.local.durable import StateLock
+from wardround.local.state_lock import StateLock
 
 NOW = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
 DAY_S = 86400

@@ -32,8 +32,8 @@ from tools.world import free_port, wait_until
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem
 from wardround.local import control
-from wardround.local.durable import StateLock
 from wardround.local.event import Latch
+from wardround.local.state_lock import StateLock
 from wardround.tensors.files import TensorFile
 
 SITES = ("alpha", "bravo")

@@ -29,6 +29,7 @@ from tests.fl_algorithms.test_lab_compare import STUDY, hospitals, write_table
 from tests.fl_algorithms.toys import fit, toy_data, toy_study
 from wardround.errors import BadData, TryAgain, UsageProblem
 from wardround.local import durable
+from wardround.local.state_lock import StateLock
 
 SEED = "seed-5"
 
@@ -289,7 +290,7 @@ def test_a_folder_of_another_study_or_other_data_is_refused(folder: Path) -> Non
 
 def test_a_folder_that_is_in_use_is_left_alone(folder: Path) -> None:
     durable.make_folder(folder / "out")
-    with durable.StateLock(folder / "out", "fl-lab run"), pytest.raises(TryAgain) as refused:
+    with StateLock(folder / "out", "fl-lab run"), pytest.raises(TryAgain) as refused:
         lab(folder, "--out", folder / "out", "--force")
     assert refused.value.hint == "let it end, or use another --out"
 

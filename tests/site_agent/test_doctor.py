@@ -32,7 +32,7 @@ from wardround import checkup
 from wardround.checkup import GIB, OK, PROBLEM, WARNING, Finding, Room
 from wardround.errors import TryAgain
 from wardround.local import control
-from wardround.local.durable import StateLock
+from wardround.local.state_lock import StateLock
 from wardround.records.trainer import FilesStat, FilesStatus, Status
 from wardround.signing import certificates
 

@@ -16,7 +16,7 @@ from tests.coordinator.conftest import Place
 from tools import evidence_identity
 from tools.world import wait_until
 from wardround.errors import NeedsPerson, TryAgain
-from wardround.local.durable import StateLock
+from wardround.local.state_lock import StateLock
 from wardround.signing import certificates
 
 

@@ -28,7 +28,7 @@ from wardround.errors import (
 )
 from wardround.local import control, frames, sockets
 from wardround.local.control import ControlServer, call
-from wardround.local.durable import StateLock
+from wardround.local.state_lock import StateLock
 
 
 class Service:

@@ -17,6 +17,7 @@ import pytest
 
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local import durable
+from wardround.local.state_lock import StateLock
 
 
 @contextmanager
@@ -271,7 +272,7 @@ def test_a_state_folder_in_use_names_who_uses_it(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "import sys, pathlib; from wardround.local.durable import StateLock;"
+            "import sys, pathlib; from wardround.local.state_lock import StateLock;"
             "lock = StateLock(pathlib.Path(sys.argv[1]), 'coordinator serve');"
             "print('held', flush=True); sys.stdin.read()",
             str(tmp_path),
@@ -283,23 +284,23 @@ def test_a_state_folder_in_use_names_who_uses_it(tmp_path: Path) -> None:
         assert holder.stdout
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(TryAgain) as caught:
-            durable.StateLock(tmp_path, "coordinator invite")
+            StateLock(tmp_path, "coordinator invite")
         assert caught.value.message == f"{tmp_path} is in use by coordinator serve (process {holder.pid})"
         assert caught.value.hint == "stop that process first, or use another --state"
         holder.kill()  # freed by the kernel, however the holder ends
-    with durable.StateLock(tmp_path, "coordinator invite"):
+    with StateLock(tmp_path, "coordinator invite"):
         assert (tmp_path / "lock").read_text() == f"coordinator invite (process {os.getpid()})\n"
-    durable.StateLock(tmp_path, "coordinator serve").release()
+    StateLock(tmp_path, "coordinator serve").release()
 
 
 def test_a_state_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(CannotWrite, match="/nothing/lock: No such file or directory"):
-        durable.StateLock(tmp_path / "nothing", "coordinator serve")
+        StateLock(tmp_path / "nothing", "coordinator serve")
 
 
 def test_a_full_disk_frees_the_lock_again(tmp_path: Path) -> None:
     with files_of_at_most(0), pytest.raises(CannotWrite, match="lock: File too large"):
-        durable.StateLock(tmp_path, "coordinator serve")
+        StateLock(tmp_path, "coordinator serve")
     descriptor = os.open(tmp_path / "lock", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(descriptor)

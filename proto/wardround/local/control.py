@@ -7,7 +7,6 @@ Who may connect is decided by the folder's mode and checked again by the peer's 
 A request must come within ``REQUEST_S``, and only so many are served at one time.
 """
 
-import fcntl
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from wardround.local import frames
 from wardround.local.durable import StorageFailed
 from wardround.local.liveness import BEAT_S
 from wardround.local.sockets import accepted, connect, listen, peer_of, peer_user
+from wardround.local.state_lock import is_held
 
 REQUEST_S = 10  # how long a connection may take to say what it wants
 STARTING_S = 20  # from a service's lock to its socket; longer is no start but a fault
@@ -250,21 +250,6 @@ def is_listening(path: Path) -> bool:
     except Unavailable:
         return False
     return True
-
-
-def is_held(state: Path) -> bool:
-    """Whether a process owns a state directory now, as far as this user may know."""
-    try:
-        descriptor = os.open(state / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def serves(state: Path, path: Path) -> bool:

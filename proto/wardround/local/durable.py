@@ -7,18 +7,16 @@ the disk really has.
 """
 
 import errno
-import fcntl
 import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
-from wardround.errors import CannotWrite, TryAgain
+from wardround.errors import CannotWrite
 
 Buffer = bytes | bytearray | memoryview
 Lasting = Literal["all", "content", "nothing"]
@@ -39,7 +37,7 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
     if path.is_dir():
         return
     make_folder(path.parent, mode)
-    with _naming(path):
+    with naming(path):
         path.mkdir(mode=mode, exist_ok=True)
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -71,7 +69,7 @@ def write_file(
     temporary = _temporary(path)
     pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     try:
-        with _naming(path):
+        with naming(path):
             descriptor = _create(temporary, mode)
             try:
                 for piece in pieces:
@@ -100,7 +98,7 @@ def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int
     """
     temporary = _temporary(target)
     try:
-        with _naming(target):
+        with naming(target):
             descriptor = _create(temporary, mode)
             try:
                 copied = 0
@@ -131,7 +129,7 @@ def _name(temporary: Path, path: Path, replace: bool) -> None:
 
 def move(source: Path, target: Path) -> None:
     """Rename a file, or a folder onto a name that is free or an empty folder, durably."""
-    with _naming(target):
+    with naming(target):
         source.replace(target)
     sync_folder(target.parent)
     if source.parent != target.parent:
@@ -141,7 +139,7 @@ def move(source: Path, target: Path) -> None:
 def link(source: Path, name: Path) -> None:
     """Give a file a further name on the same disk, durably. One that is there by that name is replaced."""
     temporary = _temporary(name)
-    with _naming(name):
+    with naming(name):
         temporary.hardlink_to(source)
         temporary.replace(name)
         temporary.unlink(missing_ok=True)  # where both were names of one file already
@@ -150,7 +148,7 @@ def link(source: Path, name: Path) -> None:
 
 def remove(path: Path, *, lasting: bool = True) -> None:
     """Remove a file or a folder with all in it, durably unless ``lasting`` is False. A missing one is no error."""
-    with _naming(path):
+    with naming(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -168,7 +166,7 @@ def sweep(folder: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Make what another writer put into ``path`` durable."""
-    with _naming(path):
+    with naming(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         _sync(descriptor, path)
@@ -197,7 +195,7 @@ class AppendFile:
         self.path = path
         self._failed = False
         existed = path.exists()
-        with _naming(path):
+        with naming(path):
             self._descriptor = os.open(
                 path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, mode
             )
@@ -219,7 +217,7 @@ class AppendFile:
         self._refuse_failed()
         size = os.fstat(self._descriptor).st_size
         try:
-            with _naming(self.path):
+            with naming(self.path):
                 _write_all(self._descriptor, data)
         except BaseException as error:
             self._cut(size)
@@ -260,7 +258,7 @@ class SpoolFile:
         """Open or make ``path``. With ``lasting=False`` its name may be gone after a loss of power."""
         self.path = path
         existed = path.exists()
-        with _naming(path):
+        with naming(path):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         if not existed:
             os.fchmod(self._descriptor, mode)  # whatever the umask: the other user of a shared folder must read it
@@ -272,13 +270,13 @@ class SpoolFile:
 
     def write_at(self, offset: int, data: Buffer) -> None:
         view = memoryview(data).cast("B")
-        with _naming(self.path):
+        with naming(self.path):
             while view:
                 written = os.pwrite(self._descriptor, view, offset)
                 view, offset = view[written:], offset + written
 
     def truncate(self, size: int) -> None:
-        with _naming(self.path):
+        with naming(self.path):
             os.ftruncate(self._descriptor, size)
 
     def sync(self) -> None:
@@ -292,54 +290,6 @@ class SpoolFile:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class StateLock:
-    """One process owns a state directory. Freed by the kernel when the process ends, however it ends."""
-
-    def __init__(self, state: Path, owner: str, *, patience_s: float = 0.2) -> None:
-        """Take ``state/lock`` for ``owner`` ("coordinator serve").
-
-        Args:
-            patience_s: how long a holder that is just ending may take over it; ``is_held`` holds it for a moment too.
-
-        Raises:
-            TryAgain: another process holds it; the message says which.
-            CannotWrite: no such folder, another user's, or a full disk.
-        """
-        path = state / "lock"
-        with _naming(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + patience_s
-        while not (taken := self._try()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if not taken:
-            holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(self._descriptor)
-            raise TryAgain(f"{state} is in use by {holder}", hint="stop that process first, or use another --state")
-        try:
-            with _naming(path):
-                os.ftruncate(self._descriptor, 0)
-                os.pwrite(self._descriptor, f"{owner} (process {os.getpid()})\n".encode(), 0)
-        except CannotWrite:
-            os.close(self._descriptor)
-            raise
-
-    def _try(self) -> bool:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
-
-    def release(self) -> None:
-        os.close(self._descriptor)
-
-    def __enter__(self) -> "StateLock":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.release()
 
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``_temporary``
@@ -399,7 +349,7 @@ def _disk_failed(path: Path, error: OSError) -> StorageFailed:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Iterator[None]:
     """Turn the system's error into ours, naming the file."""
     try:
         yield

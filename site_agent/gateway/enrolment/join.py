@@ -33,6 +33,7 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import Site, SiteState
 from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.local import durable
+from wardround.local.state_lock import StateLock
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.invitation import Invitation
 from wardround.records.ledger.entries import IdentityEntry
@@ -75,7 +76,7 @@ def join(
         _refuse_other_site(state, invitation)
         _refuse_other_authority(Identity(state.identity), invitation, authority)
     durable.make_folder(state.root)
-    with durable.StateLock(state.root, "site-agent join"):
+    with StateLock(state.root, "site-agent join"):
         state.make_folders()
         own = Identity(state.identity)
         if proxy is not None:

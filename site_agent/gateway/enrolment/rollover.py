@@ -19,6 +19,7 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import SiteState
 from wardround.errors import NeedsPerson
 from wardround.local import durable
+from wardround.local.state_lock import StateLock
 from wardround.records.ledger.entries import GenesisEntry, IdentityEntry
 from wardround.records.receipts import LedgerHead
 
@@ -39,7 +40,7 @@ def roll_over(state: SiteState) -> Rollover:
         TryAgain: the agent runs.
     """
     state.site()
-    with durable.StateLock(state.root, "site-agent audit rollover"):
+    with StateLock(state.root, "site-agent audit rollover"):
         key = Identity(state.identity).ledger_key()
         fresh = state.root / "ledger-new"
         if state.ledger.exists():
