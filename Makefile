@@ -9,9 +9,11 @@
 #   make lint    ruff, mypy, import contracts, generated stubs
 #   make lock    the packages of a deployment with their hashes, in deploy/lock
 #   make docs    the documentation as a site, in site/
-#   make bench   what a round costs, beside the floor of the same bytes
+#   make bench   what a round costs, beside the floor of the same bytes; and counts that may not grow   [ARGS='--full --out DIR']
+#   make bench-peers   the same with Flower beside it, in the same run   [FLOWER_VENV=DIR]
 #   make evidence   the figures of docs/evidence.md (about half an hour)
 #   make evidence-faults   those of programs killed, disks filled and lines cut (hours)
+#   make evidence-year   a year of certificates, restarts and upgrades on a clock that is moved (an hour; needs libfaketime)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -26,8 +28,9 @@ TARGET ?=
 FILES ?=
 ATHERIS ?=
 WITHOUT ?=
+ARGS ?=
 
-.PHONY: demo evidence evidence-faults check test attacks fuzz chaos lint lint-deploy lock docs format proto bench install dev clean
+.PHONY: demo evidence evidence-faults evidence-year check test attacks fuzz chaos lint lint-deploy lock docs format proto bench bench-peers install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
@@ -51,7 +54,11 @@ fuzz: dev
 	@$(BIN)/python -W ignore -m tools.fuzz $(if $(CASES),--cases $(CASES),--minutes $(MINUTES)) --seed $(SEED) $(if $(TARGET),--target $(TARGET)) $(if $(ATHERIS),--atheris)
 
 bench: install
-	@$(BIN)/python -m tools.bench
+	@$(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m bench.counts
+
+bench-peers: install
+	@$(BIN)/python -m bench --peers $(ARGS)
 
 evidence: dev
 	$(BIN)/python -m tools.evidence_egress
@@ -77,6 +84,9 @@ evidence-faults: dev
 	$(BIN)/python -m tools.evidence_line
 	$(BIN)/python -m tools.evidence_crowd
 	$(BIN)/python -m tools.evidence_soak
+
+evidence-year: dev
+	$(BIN)/python -m tools.evidence_year
 
 lint: dev
 	$(BIN)/ruff check .

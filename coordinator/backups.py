@@ -201,7 +201,7 @@ def _whole_contents(backup: Path) -> Contents:
     except (OSError, ValueError):
         raise BadData(f"{backup} is no backup: it has no {LIST} that can be read") from None
     for name in sorted({DATABASE, SETTINGS, *contents.files}):
-        inside = (backup / name).resolve().is_relative_to(backup.resolve())
+        inside = ".." not in Path(name).parts and (backup / name).resolve().is_relative_to(backup.resolve())
         if name not in contents.files or not inside or not (backup / name).is_file():
             raise BadData(f"{backup} is not whole: it has no {name}; nothing was restored", hint="take another backup")
         if sha256(backup / name) != contents.files[name]:

@@ -27,8 +27,8 @@ from typing import Any
 import grpc
 import numpy as np
 
+from bench.processes import cpu_seconds
 from tools import floor
-from tools.bench import cpu_seconds
 from tools.evidence_egress import PAYLOADS, SITE, run_patched, write_study
 from tools.world import World, free_port
 
@@ -137,7 +137,7 @@ def bare_send_ms(size: int) -> float:
         key, certificate = floor.self_signed()
         (root / "key.pem").write_bytes(key)
         (root / "certificate.pem").write_bytes(certificate)
-        line = [sys.executable, "-m", "tools.floor", folder, str(port), str(size), "1"]
+        line = [sys.executable, "-m", "bench.floor", folder, str(port), str(size), "1"]
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None

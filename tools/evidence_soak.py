@@ -29,7 +29,8 @@ UNITS = ("coordinator", "gateway:alpha", "gateway:bravo")
 
 @dataclass(frozen=True)
 class Note:
-    """How things stood at a round. ``seconds``: the median time of the rounds since the note before."""
+    """How things stood at a round. ``seconds``: of a round, in the mean since the note before. The coordinator's report
+    would say each round's, and takes memory for all of them."""
 
     round: int
     seconds: float
@@ -49,16 +50,17 @@ def soak(folder: Path, rounds: int, each: int, stuck_s: float = 300) -> tuple[li
         world.poll_s = 0.5
         with BadLine(world.listen, listen=template.address) as line:
             world.begin()
-            done = 0
+            done, since = 0, time.monotonic()
 
             def disturb() -> None:
-                nonlocal done
+                nonlocal done, since
                 status = world.look(study)
                 if status is None or status.round < done + each:
                     return
-                notes.append(note(world, study, done, status.round))
+                now = time.monotonic()
+                notes.append(note(world, status.round, (now - since) / (status.round - done)))
                 print(json.dumps(vars(notes[-1])), file=sys.stderr, flush=True)
-                done = status.round
+                done, since = status.round, now
                 line.cut()
                 faults["cuts"] += 1
                 if len(notes) % 4 == 0:
@@ -75,11 +77,10 @@ def soak(folder: Path, rounds: int, each: int, stuck_s: float = 300) -> tuple[li
     return notes, wrong, faults
 
 
-def note(world: Disturbed, study: str, first: int, last: int) -> Note:
-    rows = [row.seconds for row in world.report(study).rounds_closed if first < row.round < last and row.seconds]
+def note(world: Disturbed, number: int, seconds: float) -> Note:
     folders = {"coordinator": world.coordinator_state, "alpha": world.state / "alpha", "logs": world.logs}
     return Note(
-        last, statistics.median(rows) if rows else 0.0, {unit: resources(world.pid(unit)) for unit in UNITS},
+        number, seconds, {unit: resources(world.pid(unit)) for unit in UNITS},
         {name: size_of(place) for name, place in folders.items()},
     )  # fmt: skip
 

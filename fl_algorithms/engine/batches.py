@@ -80,8 +80,9 @@ class Batches:
     def next(self) -> Batch:
         """The next one, on the device."""
         coming = next(self._coming)
-        if self._rows is None:
-            return self._taken(coming, coming.x, coming.y)
+        if self._rows is None:  # in the plain order already, as the whole that they were cut from
+            self._place |= {"order": coming.order, "position": coming.position}
+            return Batch(self._device.bring(coming.x), self._device.bring(coming.y))
         return self._taken(coming, *self._rows.augmented(coming.x, coming.y, coming.seed))
 
     def take(self, count: int) -> Generator[Batch, None, None]:
@@ -134,8 +135,8 @@ class Batches:
                 order, position = order + 1, 0
             generator = self._own if self._own is not None else self._generator(order)
             permutation = self._order(generator)
-            xs = torch.split(self._x[permutation], self._size)
-            ys = torch.split(self._y[permutation], self._size)
+            xs = torch.split(_plain(self._x[permutation]), self._size)
+            ys = torch.split(_plain(self._y[permutation]), self._size)
             seed = stream_seed(self._seed, self._site, self._round, f"augment.{self._phase}.{order}")
             for start in range(position, self._limit, self._size):
                 position = min(start + self._size, self._limit)

@@ -17,7 +17,7 @@ import hashlib
 import io
 import re
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,9 @@ from site_agent.audit.form import lines, read
 from site_agent.audit.verify import CANNOT_VERIFY, TAMPERED, Copy, Pins, Shown, Verdict, given_copy, judge, judged
 from wardround.errors import BadData, Unavailable
 from wardround.local import durable
-from wardround.records.ledger.entries import CitedHead, GenesisEntry
+from wardround.records.ledger.entries import CitedHead, ConsentEntry, GenesisEntry
 from wardround.signing import canonical, dsse
+from wardround.terminal import escaped
 
 BUNDLE_TYPE = "application/vnd.wardround.audit-bundle.v1+json"
 MANIFEST = "MANIFEST.json"
@@ -136,10 +137,27 @@ def verify_bundle(path: Path, receipts: Path | None = None, pins: Pins = Pins())
         if (own := bundle.files.get(RECEIPTS)) is not None:
             given.append(Copy(own, "the receipts in the bundle", independent=False))
         given += [given_copy(receipts)] if receipts is not None else []
-        also = partial(check_manifest, bundle)
-        return judge(verdict, Shown(newest, within(bundle.files), also), given, pins)
+        shown = Shown(newest, within(bundle.files), partial(check_manifest, bundle))
+        code = judge(verdict, shown, given, pins)
+        verdict.not_shown += _not_of_the_ledger(bundle.files, [newest, *_older(shown)])
+        return code
 
     return judged(judge_it)
+
+
+def _not_of_the_ledger(files: Mapping[str, bytes], ledgers: list[LedgerFiles]) -> Iterator[str]:
+    """The approvals and policies in a bundle that are not what its ledgers have the digest of, a sentence each.
+
+    Whoever has the ledger's key can sign another file in their place; the ledger's line is what receipts confirm.
+    """
+    entries = (line.entry for ledger in ledgers for line in lines(ledger))
+    named = {entry.consent_sha256 for entry in entries if isinstance(entry, ConsentEntry)}
+    for path, data in sorted(files.items()):
+        sha256, shown = hashlib.sha256(data).hexdigest(), escaped(path, 80)
+        if path.startswith("consents/") and sha256 not in named:
+            yield f"that {shown} is what was approved or withdrawn: no line of the ledgers in it has its digest"
+        if path.startswith("policies/") and path != f"policies/{sha256}.toml":
+            yield f"that {shown} was ever in force: its digest is not its name"
 
 
 def gather(state: Path, receipts: bytes | None) -> dict[str, bytes]:

@@ -18,8 +18,8 @@ from coordinator.answers import SiteList, SiteRow, StudyFits, StudyReport
 from coordinator.dashboard import pages
 from site_agent.audit.left import Left, Update
 from site_agent.gateway.consent.rows import StudyRow
-from site_agent.gateway.requests import ServiceStatus
-from site_agent.page.pages import home_page, left_page
+from site_agent.gateway.requests import ServiceStatus, Waiting
+from site_agent.page.pages import home_page, left_page, waiting_page
 from site_agent.page.source import Here
 from site_agent.state.site import Site
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
@@ -29,6 +29,7 @@ from wardround.local.logs import log_to_stderr
 from wardround.local.rate_limit import BURST
 from wardround.pages import rendering
 from wardround.pages.blocks import Form, Page
+from wardround.records.ledger.entries import TensorRow
 from wardround.web.application import Application, Moved, View, Visit
 from wardround.web.guard import Guard
 from wardround.web.live import Live
@@ -214,6 +215,7 @@ def test_cookie_that_went_to_another_port__whose_is_a_connection() -> None:
                 here, there = client.getsockname()[:2], client.getpeername()[:2]
                 assert owner(here, there) == os.geteuid()
                 assert owner((here[0], here[1] ^ 1), there) is None
+            assert owner(here, there) is None  # closed before we look: nobody's, and not root's
     assert owner(("192.0.2.1", 4711), ("192.0.2.2", 80)) is None
     assert owner(None, None) is None
 
@@ -339,11 +341,17 @@ def test_markup_in_names_on_the_pages() -> None:
     here = Here(
         Site(EVIL, EVIL, "127.0.0.1:1", "", "", 0), ServiceStatus(True, 0, EVIL, EVIL), (row,), True, left
     )  # fmt: skip
+    tensor = TensorRow(
+        bundle=EVIL, name=EVIL, dtype=EVIL, shape=(1,), encoding="raw", bytes=4, sha256="", l2="1", max_abs="1",
+        nonfinite=0,
+    )  # fmt: skip
+    waiting = Waiting(EVIL, 1, 1, EVIL, (tensor,), 4, {EVIL: EVIL}, 1, 1)
     for made in (
         pages.study_page(StudyReport.from_document(study.document()), StudyFits.from_document(fits)),
         pages.sites_page(sites, datetime.datetime.now(datetime.UTC)),
         home_page(here, "2026-01-31"),
         left_page(left, "2026-01-31", "2026-01-31"),
+        waiting_page(waiting, may_decide=True),
     ):
         text = shown(made)
         assert "<script>alert" not in text

@@ -36,6 +36,7 @@ from site_agent.gateway.setup import open_session
 from site_agent.handoff import staged
 from site_agent.state.directory import SiteState
 from site_agent.trainer.rounds import predictions
+from site_agent.trainer.rounds.installing import installed
 from site_agent.trainer.vault.states import study_folder
 from tests.attacks.approving import swap
 from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
@@ -46,6 +47,7 @@ from tests.site_agent.fake_coordinator import uri
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
+from tests.site_agent.trainer_world import small_study
 from tools import verify_ledger
 from tools.world import command, wait_until
 from wardround import __version__, rpc
@@ -87,6 +89,15 @@ def test_training_where_a_site_only_evaluates(site: SiteWorld) -> None:
     assert site.trainer.commands("train") == site.trainer.commands("validate") == []
     site.coordinator.assign(STUDY, 1, kind="validate")
     site.coordinator.wait_receipts(1)
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/trainer/rounds/installing.py")
+def test_training_where_a_site_only_evaluates__by_the_closing_round() -> None:
+    """A study that no `study create` makes: a site evaluates, and the closing round tunes a copy of the model there."""
+    document = small_study("fedavg", roles={"north": "evaluate"}).document()
+    document["algorithm"] |= {"fine_tuning": {"steps": 10_000}}
+    with pytest.raises(BadData, match=r"site `north` only evaluates, and \[algorithm\.fine_tuning\] trains"):
+        installed(document)
 
 
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")

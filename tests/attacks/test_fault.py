@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bench.processes import cpu_seconds
 from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import CertificateStatus, Peer
 from coordinator.storage import tables
@@ -27,7 +28,6 @@ from tests.coordinator.fake_site import FakeSite
 from tests.coordinator.test_crash import interrupted_at_one_step_after_the_other
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools import verify_ledger
-from tools.bench import cpu_seconds
 from tools.evidence_tamper import SEGMENT
 from tools.world import Service, World, free_port, wait_until
 from wardround import __version__

@@ -220,6 +220,38 @@ def test_verify_py_from_the_audited__other_forms(bundled: Path, receipts: Path, 
         assert ledgers.both_of_bundle(bundled, receipts)[0] == audit.CANNOT_VERIFY
 
 
+@pytest.mark.attack(promise="P6", refused_by="site_agent/audit/bundle.py")
+def test_approval_put_into_a_bundle_afterwards(tmp_path: Path) -> None:
+    """With the stolen key he signs a bundle in which more was approved, by a policy that allowed more, than was. The
+    ledger and its receipts are whole, and the bundle was what its manifest said: nothing told it from an honest one."""
+    approved, policy = b'{"leaves":["head.bias"],"state":"approved"}', b"# no tensor\n"
+    key = Ed25519PrivateKey.generate()
+    records = [
+        {"type": "genesis", "ledger_id": "ab" * 16, "ledger_key": hex_of(key)},
+        {"type": "consent", "event": "approved", "study": "hearts", "consent_sha256": sha256(approved)},
+    ]
+    folder, out = tmp_path / "site" / "ledger", tmp_path / "b.tar"
+    covered = ledgers.written(folder, key, records)
+    about = {"ledger_id": covered.ledger_id, "lines": covered.lines, "head": covered.head, "verdict": 4}
+    files = {f"ledger/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    honest = {"consents/hearts.json": approved, f"policies/{sha256(policy)}.toml": policy}
+    said = []
+    for more in (honest, {name: data + b" " for name, data in honest.items()}):
+        bundle.write({**files, **more}, about, key, out)
+        assert ledgers.both_of_bundle(out)[0] == audit.CONSISTENT
+        verdict, _ = bundle.verify_bundle(out)
+        said.append([line for line in verdict.not_shown if line.startswith(("that consents/", "that policies/"))])
+    assert said[0] == []
+    assert said[1] == [
+        "that consents/hearts.json is what was approved or withdrawn: no line of the ledgers in it has its digest",
+        f"that policies/{sha256(policy)}.toml was ever in force: its digest is not its name",
+    ]
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 @pytest.mark.attack(promise="P6", refused_by="docs/auditors.md")
 def test_verify_py_from_the_audited__the_page_names_the_auditors_own() -> None:
     """The page says to run one's own copy, and its digest for this release."""

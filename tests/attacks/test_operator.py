@@ -1,5 +1,6 @@
 """Whoever may write in the coordinator's database, or give it commands, and would have done nothing afterwards."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
+from coordinator import backups
 from coordinator.cli.main import app
 from coordinator.journal import _after
 from coordinator.storage import tables
@@ -98,3 +100,20 @@ def test_journal_that_no_one_can_verify(place: Place) -> None:
     out = exported(place, "out.jsonl")
     assert len(json.loads(out.read_text().split("\n")[0])["about"]["site"]) == 3
     assert journal("verify", out).exit_code == 0
+
+
+@pytest.mark.attack(promise="P3", refused_by="coordinator/backups.py")
+def test_path_in_a_backups_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backup's list names a file by a way out of the folder of models: it was written beside that folder."""
+    monkeypatch.setattr(backups, "refuse_newer", lambda *_: None)
+    backup = tmp_path / "backup"
+    names = (backups.DATABASE, backups.SETTINGS, "blobs/../planted", "planted")
+    for name in names:
+        (backup / name).parent.mkdir(parents=True, exist_ok=True)
+        (backup / "blobs").mkdir(exist_ok=True)
+        (backup / name).write_bytes(b"x")
+    listed = {name: hashlib.sha256(b"x").hexdigest() for name in names}
+    contents = backups.Contents(federation="f", wardround="0", schema_version="", made_s=0, files=listed)
+    (backup / backups.LIST).write_text(contents.model_dump_json())
+    with pytest.raises(BadData, match=r"is not whole: it has no blobs/\.\./planted; nothing was restored"):
+        backups._whole_contents(backup)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.x509.oid import NameOID
 
+from bench.processes import cpu_seconds
 from tools.world import free_port
 from wardround.signing import certificates
 from wardround.tensors.manifests import CHUNK
@@ -30,20 +32,31 @@ from wardround.tensors.manifests import CHUNK
 OPTIONS = [("grpc.max_receive_message_length", 8 << 20), ("grpc.max_send_message_length", 8 << 20)]
 
 
-def floor_round_seconds(sites: int, payload_bytes: int, rounds: int) -> float:
-    """Median seconds for every site to take ``payload_bytes`` down, then up, at the same time, and one weighted sum."""
+@dataclass(frozen=True)
+class Floor:
+    """A round of the floor: the median of its seconds, and the CPU seconds of both processes."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+def floor_round(sites: int, payload_bytes: int, rounds: int) -> Floor:
+    """Every site takes ``payload_bytes`` down, then up, all at the same time, and one weighted sum is made."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         key, certificate = self_signed()
         (root / "key.pem").write_bytes(key)
         (root / "certificate.pem").write_bytes(certificate)
         port = free_port()
-        line = [sys.executable, "-m", "tools.floor", str(root), str(port), str(payload_bytes), str(sites)]
+        line = [sys.executable, "-m", "bench.floor", str(root), str(port), str(payload_bytes), str(sites)]
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
                 server.stdout.readline()
-                return statistics.median(client_rounds(root, port, payload_bytes, sites, rounds))
+                began = cpu_seconds(server.pid) + time.process_time()
+                seconds = client_rounds(root, port, payload_bytes, sites, rounds)
+                used = cpu_seconds(server.pid) + time.process_time() - began
+                return Floor(statistics.median(seconds), used / rounds)
             finally:
                 server.terminate()
 

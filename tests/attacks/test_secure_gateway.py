@@ -1,0 +1,188 @@
+"""A malicious coordinator against the gateways of three hospitals: real ledgers, policies and files at each of them."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from site_agent import audit
+from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.exit import egress
+from tests.secure_world import public
+from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
+from tools import verify_ledger
+from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
+from wardround.records.secure_messages import SecureShown, Shown
+from wardround.secure import coordinator
+from wardround.tensors.files import TensorFile
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[SecureSites]:
+    world = SecureSites(tmp_path, section={})
+    yield world
+    world.close()
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/exchange.py")
+def test_a_second_opening_of_a_round_after_a_restart(world: SecureSites) -> None:
+    """The pledge is the ledger's own line: without the round's file it stands all the same."""
+    world.run(1)
+    hospital = world.hospitals["bergen"] = world.hospitals["bergen"].restart()
+    world.open(1, attempt=2)
+    world.upload(1, world.sites, attempt=2)
+    world.agree(world.sites)
+    hospital = world.hospitals["bergen"]
+    assert [line["attempt"] for line in hospital.lines("agreed")] == [1]
+    assert hospital.declined
+    with pytest.raises(TryAgain):
+        coordinator.unmasking(world.attempt)
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/exchange.py")
+def test_an_older_state_directory_that_was_restored_signs_no_second_set_with_the_others(world: SecureSites) -> None:
+    """It forgets its pledge and is one of those that may: the others' signatures do not suffice. Its masks are new, for
+    its secrets lie in no backup."""
+    backup = world.folder / "backup"
+    world.hospitals["bergen"].ledger.close()
+    shutil.copytree(world.folder / "bergen", backup, ignore=shutil.ignore_patterns("secure"))
+    world.hospitals["bergen"] = world.hospitals["bergen"].restart()
+    world.run(1)
+    before = world.vectors["bergen"]
+    world.hospitals["bergen"].ledger.close()
+    shutil.rmtree(world.folder / "bergen")
+    shutil.copytree(backup, world.folder / "bergen")
+    world.hospitals["bergen"] = world.hospitals["bergen"].restart()
+    world.models.pop()
+    world.open(1, attempt=2)
+    world.upload(1, world.sites, attempt=2)
+    assert world.vectors["bergen"] != before
+    world.agree(world.sites)
+    assert set(world.attempt.agreements) == {"bergen"}
+    assert not world.attempt.is_agreed
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/peers.py")
+def test_a_ghost_member_among_those_that_nobody_here_knows(world: SecureSites) -> None:
+    """An invented member signs whatever it is asked: who is unknown counts as colluding before anybody approves."""
+    hospital = world.hospitals["bergen"]
+    hospital.peers.forget("charite", DPO)
+    offer = hospital.state.offer(STUDY)
+    with pytest.raises(NotPermitted, match="nobody here knows `charite`"):
+        hospital.peers.refuse_roster(offer, hospital.policy.policy())
+    with pytest.raises(NotPermitted, match="nobody here knows `charite`"):
+        hospital.begin(1)
+    assert not hospital.lines("keys")
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/peers.py")
+def test_another_key_than_the_one_that_was_read_out_by_telephone(world: SecureSites) -> None:
+    """The coordinator shows its own key as a member's: the fingerprint that people heard is another, and it says so."""
+    hospital = world.hospitals["bergen"]
+    with pytest.raises(UsageProblem, match=r"`charite` has no key with the fingerprint .*: its key there is") as error:
+        hospital.peers.know("charite", public("dublin").hex(), DPO)
+    assert "the coordinator shows another: approve nothing" in error.value.hint
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checks.py")
+def test_an_altered_model_is_not_trained_on(world: SecureSites) -> None:
+    """One value of the published model is another than the sum gives: the site says so and goes no further."""
+    world.run(1)
+    path = world.model_file(1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+    with TensorFile(path) as file:
+        world.models[-1] = file.manifest().digest()
+    world.evidence = replace(world.evidence, model=world.models[-1])
+    with pytest.raises(NotPermitted, match=r"is not what the sum of its updates gives: block 0, `shared\.bias`"):
+        world.check("bergen", 2)
+    hospital = world.hospitals["bergen"]
+    assert [line["result"] for line in hospital.lines("sum_checked")] == ["other"]
+    with pytest.raises(NotPermitted):  # asked again: it stays so
+        world.check("bergen", 2)
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checking.py")
+def test_an_altered_block_of_one_sites_vector_is_found(world: SecureSites) -> None:
+    """What is shown of a vector must be what its site signed, whoever asks."""
+    world.run(1)
+    block = bytearray(world.vectors["amsterdam"][0])
+    block[0] ^= 1
+    world.vectors["amsterdam"][0] = bytes(block)
+    hospital, found = world.hospitals["bergen"], "block 0 of site `amsterdam` is not what it had signed"
+    with pytest.raises(BadData, match=found):
+        world.check("bergen", 2)
+    assert not hospital.lines("sum_checked")
+    with pytest.raises(BadData, match=found):
+        hospital.sums.by_hand(world.consent_of(hospital), 1, None, Interrupt())
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/exchange.py")
+def test_a_set_without_this_sites_vector_as_it_sent_it(world: SecureSites) -> None:
+    """A site signs no set in which its own update is missing or another."""
+    world.open(1)
+    world.upload(1, world.sites)
+    without = tuple(world.attempt.submissions[site] for site in ("amsterdam", "charite"))
+    hospital = world.hospitals["bergen"]
+    hospital.answer(SecureShown(world.ref, Shown.SET, without))
+    assert hospital.declined == ["the set does not hold this site's vector as it sent it"]
+    assert not hospital.lines("agreed")
+
+
+@pytest.mark.attack(promise="P12", refused_by="proto/wardround/secure/policy.py")
+def test_a_lower_threshold_than_the_sites_policy_stands(tmp_path: Path) -> None:
+    """A study may name its threshold; that it stands who may collude is each site's own arithmetic."""
+    world = SecureSites(tmp_path, section={"threshold": 2})
+    hospital = world.hospitals["bergen"]
+    with pytest.raises(BadData, match=r"a threshold of 2 of 3 sites does not stand 1 that collude"):
+        hospital.begin(1)
+    assert not hospital.lines("keys")
+    world.close()
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/policy/decisions.py")
+def test_a_study_in_clear_where_the_policy_wants_masks(world: SecureSites) -> None:
+    """The coordinator offers the same study without its table: nothing of it is recorded, nothing leaves."""
+    hospital = world.hospitals["bergen"]
+    consent = world.consent_of(hospital)
+    document = {name: table for name, table in consent.document.items() if name != "secure_aggregation"}
+    own = hospital.state.own_copy(STUDY)
+    write_model(own, 1)
+    with pytest.raises(NotPermitted, match=r"updates in clear: secure_aggregation\.required = true"):
+        egress.record(
+            hospital.ledger, hospital.policy, hospital.session.meter, hospital.journal(1),
+            replace(consent, document=document), own,
+        )  # fmt: skip
+    assert not hospital.lines("upload")
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/audit/secure.py")
+def test_a_ledger_that_opens_both_secrets_of_a_site_passes_no_verifier(world: SecureSites) -> None:
+    """Written by a program that was changed: both verifiers name the line."""
+    world.run(1)
+    hospital = world.hospitals["bergen"]
+    (line,) = [one for one in audit.lines(hospital.state.ledger) if one.type == "opened"]
+    hospital.ledger.append(replace(line.entry, mask_keys=("charite",), more={}))
+    hospital.ledger.sign()
+    first, code = audit.verify(hospital.state.ledger)
+    assert (code, first.reason.endswith("shares of both kinds of site `charite` were opened")) == (audit.TAMPERED, True)
+    assert verify_ledger.judge(hospital.state.ledger)[:2] == (audit.TAMPERED, first.first_bad)
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/exit/masked.py")
+def test_planted_numbers_of_one_site_stand_in_nothing_that_was_sent(world: SecureSites) -> None:
+    """The search finds the same bytes in the hospital's own copy, so it works."""
+    world.open(1)
+    upload = world.hospitals["bergen"].upload(1)
+    world.take("bergen", upload)
+    with TensorFile(world.hospitals["bergen"].state.own_copy(STUDY)) as file:
+        planted = [file.block(spec.key, 0, 2).tobytes() for spec in SPECS]
+        own = b"".join(data for _, data in file.chunks())
+    sent = upload.header.to_message().SerializeToString() + b"".join(world.vectors["bergen"])
+    assert all(one in own for one in planted)
+    assert not any(one in sent for one in planted)
+    assert b"0.6931" not in sent
+    assert (upload.header.metrics, upload.header.num_examples, upload.header.num_validation) == ((), 0, 0)
