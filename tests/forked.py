@@ -50,7 +50,7 @@ WITH_TORCH = (  # the last is what torch imports, for a second, when it is made 
     "site_agent.trainer.serving", "site_agent.trainer.requests", "site_agent.trainer.rounds.training",
     "fl_algorithms.lab.federation", "fl_algorithms.tasks.images.rows", "torch._inductor.config",
 )  # fmt: skip
-STARTING = frozenset({"serve", "run", "create", "data", "predict"})  # commands that start a worker or the lab
+STARTING = frozenset({"serve", "run", "create", "check", "data", "predict"})  # commands that start a worker or the lab
 DRAWN = {"site_agent.gateway.connection.client": "INSTANCE"}  # 16 bytes that a module draws for its process
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS_", "MALLOC_", "LC_", "LANG")
 WORDS_ROOM = 4096  # for the words that /proc shows
