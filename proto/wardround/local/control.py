@@ -333,18 +333,3 @@ def wanted(request: frames.Document, **types: type) -> tuple[Any, ...]:
             what = {"str": "a text", "int": "a whole number", "dict": "a table"}.get(kind.__name__, kind.__name__)
             raise UsageProblem(f"the request's `{name}` is not {what}", hint="is one of the two of another version?")
     return tuple(request[name] for name in types)
-
-
-def is_held(state: Path) -> bool:
-    """Whether a process owns a state directory now, as far as this user may know."""
-    try:
-        descriptor = os.open(state / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
