@@ -21,11 +21,7 @@ class Answer(Strict):
 
     @classmethod
     def from_document(cls, document: object) -> Self:
-        """What ``document()`` gave.
-
-        Raises:
-            Unavailable: it is no such answer: the service is of another version.
-        """
+        """What ``document()`` gave. Raises Unavailable: it is no such answer, the service is of another version."""
         try:
             return cls.model_validate(document)
         except ValidationError:
@@ -241,11 +237,9 @@ class StudyStatus(Answer):
     """How a study stands.
 
     Attributes:
-        why: why it paused, "" otherwise.
-        deadline: of the round that is open (UTC).
+        why: why it paused, "" otherwise. deadline: of the round that is open (UTC).
         incomplete: of a finished study, the sites that are not in every round.
         attempts_left: how often the present round can still be asked before the sites' consents are spent.
-        step: with secure aggregation, where the attempt under way is; ``awaited``: the sites that have not done it yet.
     """
 
     id: str
@@ -264,7 +258,7 @@ class StudyStatus(Answer):
     incomplete: tuple[str, ...]
     deadline: str | None = None
     attempts_left: int = 0
-    step: str = ""
+    step: str = ""  # with secure aggregation, where the attempt under way is; and who has not done it yet
     awaited: tuple[str, ...] = ()
 
 
