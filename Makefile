@@ -12,6 +12,7 @@
 #   make bench   what a round costs, beside the floor of the same bytes
 #   make evidence   the figures of docs/evidence.md (about half an hour)
 #   make evidence-faults   those of programs killed, disks filled and lines cut (hours)
+#   make evidence-year   a year of certificates, restarts and upgrades on a clock that is moved (an hour; needs libfaketime)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -27,7 +28,7 @@ FILES ?=
 ATHERIS ?=
 WITHOUT ?=
 
-.PHONY: demo evidence evidence-faults check test attacks fuzz chaos lint lint-deploy lock docs format proto bench install dev clean
+.PHONY: demo evidence evidence-faults evidence-year check test attacks fuzz chaos lint lint-deploy lock docs format proto bench install dev clean
 
 demo: install
 	@$(BIN)/python -m tools.demo --algorithm $(ALGORITHM) $(if $(DATA),--data $(DATA)) $(if $(STATE),--state $(STATE))
@@ -42,7 +43,7 @@ check: dev
 	@$(BIN)/python -m tools.check $(FILES)
 
 chaos: dev
-	@$(BIN)/python -m pytest -n 2 -m "chaos$(if $(WITHOUT), and not $(WITHOUT))"
+	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "chaos$(if $(WITHOUT), and not $(WITHOUT))"
 
 attacks: dev
 	@$(BIN)/python -m pytest -n 2 --attack-table tests/attacks
@@ -77,6 +78,9 @@ evidence-faults: dev
 	$(BIN)/python -m tools.evidence_line
 	$(BIN)/python -m tools.evidence_crowd
 	$(BIN)/python -m tools.evidence_soak
+
+evidence-year: dev
+	$(BIN)/python -m tools.evidence_year
 
 lint: dev
 	$(BIN)/ruff check .

@@ -245,6 +245,7 @@ class StudyStatus(Answer):
         deadline: of the round that is open (UTC).
         incomplete: of a finished study, the sites that are not in every round.
         attempts_left: how often the present round can still be asked before the sites' consents are spent.
+        step: with secure aggregation, where the attempt under way is; ``awaited``: the sites that have not done it yet.
     """
 
     id: str
@@ -263,6 +264,8 @@ class StudyStatus(Answer):
     incomplete: tuple[str, ...]
     deadline: str | None = None
     attempts_left: int = 0
+    step: str = ""
+    awaited: tuple[str, ...] = ()
 
 
 class StudyFits(Answer):

@@ -62,7 +62,7 @@ class Context:
             )
             self.engine = Engine(
                 self.store, self.blobs, fatal=fatal, wall_clock=wall_clock, monotonic=monotonic,
-                plugins=self.config.plugins,
+                plugins=self.config.plugins, federation=self.config.federation,
             )  # fmt: skip
         except BaseException:
             self.store.close()

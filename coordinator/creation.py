@@ -13,12 +13,12 @@ from coordinator.context import Context
 from coordinator.models import public_data as public_data_sets
 from coordinator.models.aggregation import begin
 from coordinator.models.kept import add_model
+from coordinator.secure_roster import with_roster
 from coordinator.storage import tables
 from coordinator.studies.plugins import admit_allowed
 from coordinator.studies.state import Phase
 from coordinator.studies.study import Study, last_revision, new_study
 from coordinator.updates.admission import values_refusal
-from fl_algorithms.server.secure_study import refuse_between_hospitals
 from fl_algorithms.study import ResolvedStudy
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson
@@ -38,15 +38,16 @@ def create(context: Context, file: ResolvedStudy, initial: Path, public_data: Pa
         public_data: the public data set, where the coordinator distills on it.
 
     Raises:
-        NeedsPerson: a study of that name goes on.
+        NeedsPerson: a study of that name goes on, or with secure aggregation a site has not enrolled.
         NotPermitted: a plug-in would run here that the configuration does not allow.
-        BadData: it wants secure aggregation, the tensors are not finite float32, what distilling needs is missing, or a
-            plug-in that would run here is not installed.
+        BadData: the tensors are not finite float32, what distilling needs is missing, or a plug-in that would run here
+            is not installed.
         TryAgain: another command created a study of that name at the same time.
     """
     refuse_unready(context, file, public_data)
     with TensorFile(initial) as tensors:
         _refuse_unusable(tensors)
+        file = with_roster(context.store, file, tensors.specs)
         digest = file.digest(tensors.manifest().digest())
         present = context.engine.find(file.study.name)
         if present and present.digest == digest:
@@ -62,7 +63,6 @@ def create(context: Context, file: ResolvedStudy, initial: Path, public_data: Pa
 
 def refuse_unready(context: Context, file: ResolvedStudy, public_data: Path | None) -> None:
     """Check that this coordinator may run a study and has what it needs. Raises as ``create``."""
-    refuse_between_hospitals(file.file, file.source)
     admit_allowed(file, context.config.plugins)
     public_data_sets.prepare(file, context.blobs, public_data)
 
@@ -82,6 +82,7 @@ def add(context: Context, file: ResolvedStudy, manifest: Manifest) -> Study:
         TryAgain: another command added one of that name at the same time.
     """
     now = int(context.wall_clock())
+    file = with_roster(context.store, file, manifest.specs)
     with context.store.read() as session:
         revision = last_revision(session, file.study.name) + 1
     study = new_study(file, manifest, revision, now, context.config.plugins)

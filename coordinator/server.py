@@ -22,6 +22,7 @@ from coordinator.members.authority import DAY_S, Authority, Lifetimes, Signing
 from coordinator.monitoring import families
 from coordinator.reading import Readers, questions_alone
 from coordinator.servicers import EnrolmentServicer, FederationServicer, SummariesServicer
+from coordinator.servicers_secure import SecureServicer
 from coordinator.state_directory import State, split_address
 from coordinator.storage.database import Store
 from coordinator.updates.decide import Uploads
@@ -204,6 +205,10 @@ class Coordinator:
         self._server.add_generic_rpc_handlers((
             handlers("wardround.v1.Enrolment", enrolment), handlers("wardround.v1.Federation", federation),
             handlers("wardround.v1.Summaries", SummariesServicer(authenticator, context.store)),
+            handlers(
+                "wardround.v1.SecureAggregation",
+                SecureServicer(authenticator, context.engine, context.store, context.blobs),
+            ),
         ))  # fmt: skip
 
     def _warn_of_certificate_fork(self, site: str) -> None:

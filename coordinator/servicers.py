@@ -161,6 +161,10 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         elif declared.status == SiteStatus.HELD:
             self._engine.held(peer.site, study.name, declared.round, declared.attempt)
         elif declared.status == SiteStatus.TRAINING:
+            if declared.estimate_s and study.rules.threshold:
+                raise BadData(
+                    "with secure aggregation no site says its time: it follows from its rows", code="COUNT_INVALID"
+                )
             expected = Expected(peer.site, declared.round, declared.attempt, declared.estimate_s)
             self._engine.happened(study.name, expected)
         else:

@@ -17,6 +17,7 @@ from coordinator.answers import (
 )
 from coordinator.context import Context
 from coordinator.requests import EditStudy
+from coordinator.secure_roster import with_roster
 from coordinator.studies import editing, fits, report
 from coordinator.studies.lifecycle import Start, Stop
 from coordinator.studies.renewal import renewed
@@ -111,6 +112,8 @@ class StudyCommands:
                 hint="`coordinator study create FILE` offers a new revision",
             )
         after = ResolvedStudy(StudyFile.from_document(request.document))
+        if not editing.shares_otherwise(present.resolved, after):
+            after = with_roster(self._store, after, present.shared)
         editing.refuse_unfit(present, after)
         model, added = self._add_edited(present, after, request)
         if started := present.state.phase in (Phase.WAITING, Phase.RUNNING):

@@ -57,7 +57,7 @@ def resolve(
         )
     aggregation = aggregation_of(study, method.row, source)
     encoding = encoding_of(study, method.row, source)
-    secure = secure_aggregation_of(study, method.row, source, lab=lab)
+    secure = secure_aggregation_of(study, method.row, source)
     networks = {}
     for label, own in {DEFAULT_NETWORK: study.model, **study.networks}.items():
         table = "model" if label == DEFAULT_NETWORK else f"networks.{label}"

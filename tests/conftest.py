@@ -5,10 +5,13 @@ are deselected and a line says so; under CI that is an error, so that no green r
 """
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests import forked
 
 # How fast a machine is at this moment is no property of the code: a busy one must not fail a test.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,8 +29,15 @@ def data_exists() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    forked.install()
     if not data_exists() and os.environ.get("CI"):
         raise pytest.UsageError(f"no hospital data at {data_folder()}: set WARDROUND_DATA (under CI it must be there)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    forked.Forked.enabled = item.get_closest_marker("fresh") is None
+    return (yield)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

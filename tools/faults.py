@@ -119,7 +119,7 @@ class Template:
                 world.add_data(site, folder / "data" / site, "y")
                 world.run_agent(site)
 
-            in_parallel(admit, plan.names)
+            in_parallel(admit, plan.names, at_once=os.cpu_count())
             for name in plan.study_names:
                 file = folder / f"{name}.toml"
                 file.write_text(plan.study_file(name))

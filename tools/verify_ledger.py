@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
 """A second verifier of a hospital's ledger: `verify_ledger.py LEDGER_DIR [--receipts FILE]`, or `--bundle FILE`.
 
-Written from docs/auditors.md alone; it shares no code with `site-agent audit verify`, and needs Python and its package
-`cryptography` alone. The two must agree on every ledger. Run your own copy, never one that the hospital gives you.
-
-Exit codes: 0 consistent, complete against the coordinator's receipts, and the site's own; 1 changed since it was
-written, with the first bad line, counted from 1; 2 unchanged, but uploads without a receipt or lines under no signed
-head; 3 cannot be verified; 4 consistent, completeness not shown; 64 usage.
+Written from docs/auditors.md alone: it shares no code with `site-agent audit verify`, and must agree with it on every
+ledger. Run your own copy, never one that the hospital gives you; it needs `cryptography`. Exit codes: 0 consistent,
+complete and the site's own; 1 changed, with the first bad line; 2 receipts or signed heads lack; 3 cannot be verified;
+4 consistent, completeness not shown; 64 usage.
 """
 
 import argparse
@@ -17,6 +15,7 @@ import json
 import re
 import sys
 import tarfile
+from functools import partial
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -26,22 +25,24 @@ HEAD, RECEIPT, COPY, BUNDLE = (
     f"application/vnd.wardround.{kind}.v1+json" for kind in ("ledger-head", "receipt", "receipts", "audit-bundle")
 )
 NEWEST_HEADS = 1000  # an older head's own signature is not checked: every newer one covers it
-LARGEST_BUNDLE = 2**30  # bytes
-DEPTH = 64  # levels of lists and objects
-SEGMENT, EMPTY = re.compile("[0-9]+[.]jsonl"), "0" * 64
+LARGEST_BUNDLE, DEPTH = 2**30, 64  # bytes; levels of lists and objects
+SEGMENT, LEDGERS, EMPTY = re.compile("[0-9]+[.]jsonl"), re.compile("([0-9]+|heads)[.]jsonl"), "0" * 64
 
 UPLOAD = "upload_id study revision round attempt manifest_sha256 payload_bytes"
 RESEND = "study revision round attempt payload_bytes"
 UPDATE = (
     "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
 )
+ATTEMPT = "study revision study_sha256 round attempt context "
 SUMMARY = "request request_sha256 destination min_count digits rows columns"
 LEFT = {"upload": ("update", UPDATE), "summary": ("summary_sha256", SUMMARY)}  # a digest, and what it is over
 FIELDS_OF = {
     "genesis": "ledger_id", "identity": "receipt_key", "session": "event", "policy": "event", "consent": "event study",
     "declare": "study standing", "control": "bytes", "upload": UPLOAD + " tensors metrics", "left": "", "recovered": "",
     "resend": RESEND + " upload_id try", "receipt": "upload_id envelope", "summary": SUMMARY + " summary_sha256",
-    **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
+    "agreed": ATTEMPT + "group base chosen sites known threshold min_sites min_known policy_sha256", "keys": ATTEMPT +
+    "base roster", "opened": ATTEMPT + "chosen self_masks mask_keys", "peer": "event site fingerprint", "sum_checked":
+    ATTEMPT + "chosen model looked_at of result", **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
 }  # fmt: skip
 
 
@@ -54,11 +55,14 @@ TENSOR = forms("bundle name dtype encoding", "bytes", "sha256", shape=["count"])
 CITED, ENVELOPE = forms("ledger_id", "lines", "head"), forms("payload_type payload keyid signature")
 FORM_OF = forms(
     "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind "
-    "request", "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes try "
-    "sent left_out min_count digits rows estimate_s", "prev manifest_sha256 ledger_key receipt_key update "
-    "request_sha256 summary_sha256", by=forms("name", "uid"), also_by=[forms("name", "uid")], tensors=[TENSOR],
+    "request result", "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes "
+    "try sent left_out min_count digits rows estimate_s threshold min_sites min_known of", "prev manifest_sha256 "
+    "ledger_key receipt_key update request_sha256 summary_sha256 study_sha256 context group base chosen roster "
+    "policy_sha256 model fingerprint", by=forms("name", "uid"), also_by=[forms("name", "uid")], tensors=[TENSOR],
     columns=[forms("column", "values missing")], envelope=ENVELOPE, sources=["text"], metrics=[forms("name value")],
-    methods=[forms("method", "count bytes")], plugins=[forms("name version")], continues=CITED,
+    methods=[forms("method", "count bytes")], plugins=[forms("name version")], continues=CITED, looked_at=["count"],
+    masked=forms("weighting", "bits", "context group blocks plain"), sites=["text"], known=["text"],
+    self_masks=["text"], mask_keys=["text"],
 )  # fmt: skip
 RECEIPT_FORM = forms(
     "receipt_id federation site study upload_id manifest_sha256 decision code tensor time ledger_key",
@@ -74,8 +78,7 @@ class Tampered(Exception):
         self.line = line
 
 
-class CannotVerify(Exception):
-    pass
+class CannotVerify(Exception): ...
 
 
 def integer(text):
@@ -155,13 +158,12 @@ def receipt_in(envelope, key):
     known = head is None or (has_form(head, CITED) and len(head) == 3 and len(head["ledger_id"]) <= 300)
     if not known or receipt["decision"] not in ("accepted", "refused", "not_received"):
         raise ValueError("no receipt")
-    texts = [receipt[name] for name, form in RECEIPT_FORM.items() if form == "text"]
+    texts = (receipt[name] for name, form in RECEIPT_FORM.items() if form == "text")
     code = "" if receipt["decision"] == "accepted" else "[A-Z][A-Z0-9_]{0,39}"
     named = receipt["tensor"] == "" or receipt["decision"] == "refused"
-    if not (re.fullmatch(code, receipt["code"]) and re.fullmatch("[0-9a-f]{32}", receipt["upload_id"]) and named):
+    plain_texts = all(len(text) <= 300 and text.isprintable() for text in texts) and named
+    if not (re.fullmatch(code, receipt["code"]) and re.fullmatch("[0-9a-f]{32}", receipt["upload_id"]) and plain_texts):
         raise ValueError("no receipt")
-    if any(len(text) > 300 or not text.isprintable() for text in texts):
-        raise ValueError("no receipt: a text that is too long, or cannot be printed")
     return receipt
 
 
@@ -193,6 +195,7 @@ class Ledger:
         *self.lines, self.torn = b"".join(files[key] for key in sorted(files) if SEGMENT.fullmatch(key)).split(b"\n")
         self.heads, self.uploads, self.open, self.receipts = [EMPTY], {}, {}, []
         self.identity, self.receipt_keys, self.cited, self.named, self.unknown = {}, {}, None, False, set()
+        self.policy, self.agreed = "", {}
         for number, line in enumerate(self.lines, 1):
             record = read_record(number, line, name)
             if record["prev"] != self.heads[-1]:
@@ -222,39 +225,49 @@ class Ledger:
 
     def take(self, number, kind, record):
         name, fields = LEFT.get(kind, (None, ""))
-        if name in record:
-            told = written({one: record[one] for one in fields.split()})
-            if hashlib.sha256(told).hexdigest() != record[name]:
-                raise ValueError(f"another `{name}` digest than what it says left")
+        told = written({one: record[one] for one in fields.split()}) if name in record else b""
+        if name in record and hashlib.sha256(told).hexdigest() != record[name]:
+            raise ValueError(f"another `{name}` digest than what it says left")
         if kind == "genesis":
             self.id, self.key, self.cited = record["ledger_id"], record.get("ledger_key"), record.get("continues")
         elif kind == "identity":
             self.identity = record
             self.receipt_keys.setdefault(record["receipt_key"], number)
+        elif kind == "policy":
+            self.policy = record.get("sha256")
+        elif kind == "agreed":
+            first = self.agreed.setdefault((record["study_sha256"], record["round"]), record)
+            sites, known = set(record["sites"]), set(record["known"])
+            few = len(sites) < max(record["threshold"], record["min_sites"]) or len(known & sites) < record["min_known"]
+            if first["chosen"] != record["chosen"] or few or record["policy_sha256"] != self.policy:
+                raise ValueError("a round was agreed twice, or beyond the policy in force")
+        elif kind == "opened":
+            first, shown = self.agreed[record["study_sha256"], record["round"]], set(record["self_masks"])
+            same = first["chosen"] == record["chosen"] and shown == set(first["sites"])
+            if not same or shown & set(record["mask_keys"]):
+                raise ValueError("it opens both secrets of a site, or another set than was agreed")
         elif kind == "upload":
             manifest = [{name: row[name] for name in TENSOR} for row in record["tensors"]]
-            if hashlib.sha256(written(manifest)).hexdigest() != record["manifest_sha256"]:
-                raise ValueError("its tensors do not give its manifest's digest")
-            if sum(row["bytes"] for row in manifest) != record["payload_bytes"] or record["upload_id"] in self.uploads:
-                raise ValueError("its tensors do not add up to its bytes, or it repeats an upload")
+            size, again = sum(row["bytes"] for row in manifest), record["upload_id"] in self.uploads
+            told = (hashlib.sha256(written(manifest)).hexdigest(), size)
+            if told != (record["manifest_sha256"], record["payload_bytes"]) or again:
+                raise ValueError("its tensors do not give its digest and bytes, or it repeats an upload")
             self.uploads[record["upload_id"]] = self.open[record["upload_id"]] = record | {"try": 1}
         elif kind == "resend":
             upload = self.open[record["upload_id"]]
-            if any(record[name] != upload[name] for name in RESEND.split()) or record["try"] != upload["try"] + 1:
-                raise ValueError("it sends again something else, or is not the next try")
-            if record.get("sent", 0) > upload["payload_bytes"]:
-                raise ValueError("more was sent than the line before it lets out")
+            same = all(record[name] == upload[name] for name in RESEND.split()) and record["try"] == upload["try"] + 1
+            if not same or record.get("sent", 0) > upload["payload_bytes"]:
+                raise ValueError("it sends again something else or more, or is not the next try")
             upload["try"] += 1
         elif kind == "receipt":
             receipt = receipt_in(record["envelope"], self.identity["receipt_key"])
-            if record["upload_id"] != receipt["upload_id"]:
-                raise ValueError("a receipt for another upload")
             self.check(receipt)
             self.named = self.named or receipt["ledger_key"] == self.key
+            before = self.receipts[-1] if self.receipts else receipt["previous"] if self.cited else EMPTY
+            last = before if receipt["decision"] == "not_received" else receipt["previous"]
+            if (record["upload_id"], before) != (receipt["upload_id"], last):
+                raise ValueError("a receipt for another upload, or not after the one before it: one is missing")
             if receipt["decision"] != "not_received":
-                before = self.receipts[-1] if self.receipts else receipt["previous"] if self.cited else EMPTY
-                if receipt["previous"] != before:
-                    raise ValueError("a receipt that does not follow the one before it: one is missing")
                 self.receipts.append(hashlib.sha256(record["envelope"]["payload"].encode()).hexdigest())
             del self.open[receipt["upload_id"]]
 
@@ -262,15 +275,13 @@ class Ledger:
         """ValueError or KeyError: the receipt is not about an open upload, or not about this ledger."""
         upload, head = self.open[receipt["upload_id"]], receipt["ledger"]
         others = [name for name in ("site", "federation") if self.identity.get(name, "") not in ("", receipt[name])]
-        if others or receipt["ledger_key"] not in ("", self.key):
-            raise ValueError("a receipt for another site or another ledger key")
         names = {name for row in upload["tensors"] for name in (row["name"], f"{row['bundle']}/{row['name']}")} | {""}
-        if receipt["decision"] == "not_received":
-            return
-        if any(receipt[name] != upload[name] for name in UPLOAD.split()) or receipt["tensor"] not in names:
-            raise ValueError("a receipt that says something else than its upload")
-        if head and (head["ledger_id"] != self.id or head["lines"] <= upload["seq"]
-                     or self.heads[head["lines"] :][:1] != [head["head"]]):  # fmt: skip
+        another = any(receipt[name] != upload[name] for name in UPLOAD.split()) or receipt["tensor"] not in names
+        decided = receipt["decision"] != "not_received"
+        if others or receipt["ledger_key"] not in ("", self.key) or (decided and another):
+            raise ValueError("a receipt for another site, another ledger key, or something else than its upload")
+        if decided and head and (head["ledger_id"] != self.id or head["lines"] <= upload["seq"]
+                                 or self.heads[head["lines"] :][:1] != [head["head"]]):  # fmt: skip
             raise ValueError("a receipt for a head that this ledger never had")
 
     def check_signatures(self):
@@ -318,18 +329,18 @@ def read_copy(data, ledgers):
         for envelope in envelopes:
             receipt = receipt_in(envelope, keys[envelope["keyid"]])
             whose = {**receipt, "ledger_key": receipt["ledger_key"] or said["ledger_key"]}
-            if any(whose[name] != said[name] for name in ("site", "federation", "ledger_key")):
-                raise ValueError("a receipt is another site's")
-            if receipt["previous"] != last or receipt["decision"] == "not_received" or receipt["upload_id"] in answered:
-                raise ValueError("a receipt does not follow the one before it, or answers an upload again")
+            another = any(whose[name] != said[name] for name in ("site", "federation", "ledger_key"))
+            again = receipt["decision"] == "not_received" or receipt["upload_id"] in answered
+            if another or again or receipt["previous"] != last:
+                raise ValueError("a receipt is another site's, out of its order, or answers an upload again")
             answered.add(receipt["upload_id"])
             last = hashlib.sha256(envelope["payload"].encode()).hexdigest()
             receipts.append((last, receipt))
-        if not has_form(said, COPY_FORM) or len(said) != 7 or (said["last"], said["receipts"]) != (last, len(receipts)):
-            raise ValueError("receipts are missing")
+        whole = has_form(said, COPY_FORM) and len(said) == 7 and data.endswith(b"\n")
         own = {name: ledgers[0].identity.get(name) or said[name] for name in ("site", "federation")}
-        if own != {name: said[name] for name in own} or not data.endswith(b"\n"):
-            raise ValueError("it is torn, or another site's")
+        own |= {"last": last, "receipts": len(receipts)}
+        if not whole or own != {name: said[name] for name in own}:
+            raise ValueError("receipts are missing, it is torn, or another site's")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CannotVerify(f"the receipts are no whole copy of the coordinator's: {error}") from None
     if said["ledger_key"] != ledgers[0].key:
@@ -350,10 +361,8 @@ def compare(receipts, ledgers, missing):
             continue
         head, upload_id = receipt["ledger"], receipt["upload_id"]
         here = next((one for one in ledgers if (one.id == head["ledger_id"] if head else upload_id in one.open)), None)
-        if place in seams and (
-            here is None or (here is not ledgers[0] and head and here.heads[head["lines"] :][:1] != [head["head"]])
-        ):
-            apart += 1
+        lost = here is not ledgers[0] and head and here and here.heads[head["lines"] :][:1] != [head["head"]]
+        if place in seams and (here is None or lost) and (apart := apart + 1):
             continue
         blamed = here or ledgers[0]
         line = 1 + min(head["lines"] if head else len(blamed.lines), len(blamed.lines))
@@ -403,39 +412,33 @@ def check_manifest(files, ledger):
         raise Tampered("the bundle's files are not those of its MANIFEST.json")
 
 
-def folder_files(folder):
-    """A ledger's files. The signed heads first: an agent may be writing, and it signs what it has written."""
-    names = [path.name for path in folder.iterdir() if SEGMENT.fullmatch(path.name)] if folder.is_dir() else []
-    return {name: (folder / name).read_bytes() for name in ["heads.jsonl", *names] if (folder / name).is_file()}
-
-
-def archive_files(files, folder):
-    found = {path.removeprefix(f"{folder}/"): data for path, data in files.items() if path.startswith(f"{folder}/")}
-    return {name: data for name, data in found.items() if name == "heads.jsonl" or SEGMENT.fullmatch(name)}
-
-
-def pin(ledgers, key, receipt_key):
-    """By what the ledger's key is pinned without a copy of the receipts: "" if by nothing."""
-    if key not in (None, keyid(ledgers[0].key)):
-        raise Tampered("holds another key than --key", 1, ledgers[0].name)
-    for ledger in ledgers:  # a copy may be signed with a key that any of them names
-        for other, line in ledger.receipt_keys.items():
-            if receipt_key not in (None, keyid(other)):
-                raise Tampered("holds another key than --receipt-key", line, ledger.name)
-    return "--key" if key else "--receipt-key" if receipt_key and ledgers[0].named else ""
+def files_in(place, archive, ledger):
+    """A ledger's files, of a bundle or beside ``place``. The signed heads first: an agent signs what it has written."""
+    if archive is None:
+        folder = place.parent / ledger
+        paths = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
+        return {path.name: path.read_bytes() for path in paths if LEDGERS.fullmatch(path.name) and path.is_file()}
+    found = {path.removeprefix(f"{ledger}/"): data for path, data in archive.items() if path.startswith(f"{ledger}/")}
+    return {name: data for name, data in found.items() if LEDGERS.fullmatch(name)}
 
 
 def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
     """(exit code, first bad line or None, what to print)."""
     place = place.absolute()
     try:
-        files = read_bundle(place) if bundle else {}
-        files_of = (lambda one: archive_files(files, one)) if bundle else lambda one: folder_files(place.parent / one)
-        ledgers, missing = read_ledgers("ledger" if bundle else place.name, files_of)
-        newest, whose = ledgers[0], pin(ledgers, key, receipt_key)
+        files = read_bundle(place) if bundle else None
+        ledgers, missing = read_ledgers("ledger" if bundle else place.name, partial(files_in, place, files))
+        newest = ledgers[0]
+        pinned = [(receipt_key, other, line, one, "--receipt-key") for one in ledgers  # any may have signed a copy
+                  for other, line in one.receipt_keys.items()]  # fmt: skip
+        pinned.insert(0, (key, newest.key, 1, newest, "--key"))
+        for told, other, line, one, option in pinned:
+            if told not in (None, keyid(other)):
+                raise Tampered(f"holds another key than {option}", line, one.name)
+        whose = "--key" if key else "--receipt-key" if receipt_key and newest.named else ""
         if bundle:
             check_manifest(files, newest)
-        copies = [(files["receipts.jsonl"], receipt_key is not None)] if "receipts.jsonl" in files else []
+        copies = [(files["receipts.jsonl"], receipt_key is not None)] if "receipts.jsonl" in (files or {}) else []
         copies += [(receipts.read_bytes(), True)] if receipts else []
         complete, shown = False, "no copy of the coordinator's receipts was given"
         for data, independent in copies:
@@ -443,8 +446,8 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
             apart = compare(listed, ledgers, missing)
             heads = [receipt["ledger"] for _, receipt in listed]
             seen = max([head["lines"] for head in heads if head and head["ledger_id"] == newest.id], default=0)
-            shown = f"as of {plain(said['time'])}, {len(listed)} receipts"
-            shown += f"; lines {seen + 1} to {len(newest.lines)} are newer"
+            shown = f"as of {plain(said['time'])}, {len(listed)} receipts; "
+            shown += f"lines {seen + 1} to {len(newest.lines)} are newer"
             shown += f"; {said['earlier']} receipts of earlier enrolments are not among them" * (said["earlier"] > 0)
             shown += f"; {apart} receipts are of lines that were lost" * (apart > 0)
             shown += "; these receipts came from the site itself" * (not independent)
@@ -456,14 +459,13 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
         return 3, None, f"CANNOT VERIFY: {why}"
     uploads = [upload for one in ledgers for upload in one.uploads.values()]
     unresolved, unsigned = sum(len(one.open) for one in ledgers), sum(one.unsigned for one in ledgers)
-    again = sum(upload["try"] - 1 for upload in uploads)
+    again, size = sum(upload["try"] - 1 for upload in uploads), sum(upload["payload_bytes"] for upload in uploads)
     unknown = ", ".join(sorted({kind for one in ledgers for kind in one.unknown}))
     about = [newest.identity.get("site", "?"), newest.identity.get("federation", "?"), ledgers[-1].first, newest.last]
     gap = "" if missing is None else f"; ledger {plain(missing)}, which it continues, is not shown"
     text = (
         "{} of {}, {} to {}".format(*map(plain, about)) + f": {sum(len(one.lines) for one in ledgers)} lines, "
-        f"{len(uploads)} uploads, {sum(upload['payload_bytes'] for upload in uploads)} payload bytes"
-        f"{f', {again} times again' if again else ''}\n"
+        f"{len(uploads)} uploads, {size} payload bytes{f', {again} times again' if again else ''}\n"
         f"consistent: yes{gap}{f'; lines of unknown types: {unknown}' if unknown else ''}\n"
         f"complete: {'yes' if complete else 'NOT SHOWN'}: {shown}\n"
         f"whose: {'yes, by ' + whose if whose else 'NOT SHOWN'}: ledger key {keyid(newest.key)}\n"
@@ -490,8 +492,7 @@ def main():
     if (ledger is None) == (bundle is None):
         options.error("give a ledger's folder, or --bundle FILE")
     code, _line, text = judge(bundle or ledger, bundle=bundle is not None, **chosen)
-    print(text)
-    sys.exit(code)
+    sys.exit(print(text) or code)
 
 
 if __name__ == "__main__":

@@ -281,9 +281,13 @@ class World:
         wait_until(states, f"{site} says {study} is {state}", timeout_s)
 
 
-def in_parallel(act: Callable[[str], object], sites: Sequence[str]) -> None:
-    """``act`` for each site at the same time; the first failure is raised when all have ended."""
-    with ThreadPoolExecutor(len(sites)) as pool:
+def in_parallel(act: Callable[[str], object], sites: Sequence[str], at_once: int | None = None) -> None:
+    """``act`` for each site at the same time; the first failure is raised when all have ended.
+
+    Args:
+        at_once: how many at most, where each is a program that must be ready in time; None: all.
+    """
+    with ThreadPoolExecutor(at_once or len(sites)) as pool:
         for done in [pool.submit(act, site) for site in sites]:
             done.result()
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from coordinator.answers import Answer
 from coordinator.requests import FollowStudy, Request
-from wardround.errors import NeedsPerson, Unavailable
+from wardround.errors import NeedsPerson, TryAgain, Unavailable
 from wardround.local.directory import quoted
 
 ANSWER_S = 120
@@ -44,15 +44,23 @@ def ask(
     request = request.model_copy(update={"by": who()})
     socket = state / "control.sock"
     directory.refuse_other(state, "coordinator")  # a site's agent that runs there would answer
-    if control.is_listening(socket):
-        result = control.call(socket, request.to_document(), progress, timeout_s=timeout_s)
-        return answer.from_document(result)
+
+    def from_service() -> A:
+        return answer.from_document(control.call(socket, request.to_document(), progress, timeout_s=timeout_s))
+
+    if control.serves(state, socket):
+        return from_service()
     refuse_no_coordinator(state)
     if isinstance(request, FollowStudy):
         raise Unavailable(
             f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {quoted(state)}`"
         )
-    return answer.from_document(_answer_here(state, request, progress))
+    try:
+        return answer.from_document(_answer_here(state, request, progress))
+    except TryAgain:
+        if not control.serves(state, socket):  # else it has just been started, and took the lock meanwhile
+            raise
+        return from_service()
 
 
 def refuse_no_coordinator(state: Path) -> None:

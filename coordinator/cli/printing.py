@@ -7,6 +7,13 @@ from coordinator.answers import AttemptReport, SiteFit, SiteStatus, StudyFits, S
 from wardround.records.assignment import ATTEMPTS_APPROVED
 
 LATE = "late"
+STEPS = {
+    "keys": "the sites tell their keys",
+    "shares": "the sites deal shares of their masks",
+    "training": "the sites train, and send masked vectors",
+    "agreement": "the set is chosen, and its sites sign it; it waits until enough have",
+    "opening": "enough sites have signed the set, and open its sum; it waits until enough have",
+}
 
 
 def print_progress(status: StudyStatus) -> None:
@@ -25,6 +32,9 @@ def print_status(status: StudyStatus) -> None:
         print(status.why)
     if status.deadline:
         print(f"the round ends when all have answered, or at {status.deadline}")
+    if status.step:
+        missing = f"; not yet: {', '.join(status.awaited)}" if status.awaited else ""
+        print(f"secure aggregation: {STEPS[status.step]}{missing}")
     print(f"study {status.study_digest}\nmodel {status.model_digest}")
     heads = ("site", "approved", "data", "state", "rounds", "seconds", "code")
     print_table(heads, [_site(name, site, status.rounds) for name, site in status.sites.items()])

@@ -9,12 +9,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.models.vectors import VectorSum
 from coordinator.storage.blobs import Blobs
 from fl_algorithms.server.aggregator import BlockSource, Round, ServerAggregator, Update
 from fl_algorithms.server.combining import Combined
 from fl_algorithms.server.limits import Account, averaged
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
+from wardround.secure.layout import Layout, Numbers
+from wardround.secure.sums import Unmasking
 from wardround.tensors.codecs import Decoded
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Manifest
@@ -53,6 +59,60 @@ class Spooled:
     num_examples: int
     upload_id: str
     manifest_sha256: str
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A set that its sites have opened: which, the form of their vectors, and the masks that the sum still has."""
+
+    layout: Layout
+    unmasking: Unmasking
+
+
+class NotSeen:
+    """In place of a single update that nobody here can see."""
+
+    def block(self, key: str, start: int, count: int) -> NDArray[np.float32]:
+        """Raises BadData: always."""
+        raise BadData(f"a single update's `{key}` is asked for, and with secure aggregation there are sums alone")
+
+
+def add_up(
+    blobs: Blobs,
+    aggregator: ServerAggregator,
+    kept: str,
+    spooled: Sequence[Spooled],
+    opened: Opened,
+    round_number: int,
+    label: str,
+    public_data: Path | None = None,
+    *,
+    closing: bool,
+) -> tuple[Manifest | None, Numbers]:
+    """Make durable what is kept after a round with secure aggregation. Returns its manifest, None of a closing one; and
+    the sums of the sites' weights and metrics.
+
+    Raises:
+        DamagedSpools: some vectors are not what was accepted.
+        DamagedModel: what was kept is damaged on disk, in both copies.
+        BadData: the sites count for nothing together, or what the aggregator needs is missing.
+    """
+    spooled = sorted(spooled, key=lambda one: one.site)
+    if damaged := [one.site for one in spooled if not blobs.whole_spool(one.upload_id, one.manifest_sha256)]:
+        raise DamagedSpools(damaged)
+    with ExitStack() as stack:
+        vectors = {one.site: stack.enter_context(TensorFile(blobs.spool(one.upload_id))) for one in spooled}
+        total = VectorSum(opened.layout, vectors, opened.unmasking)
+        if closing:
+            return None, total.numbers
+        if total.numbers.weight < 1:
+            raise BadData("the sites of this round count for no rows together, so their sum has no mean")
+        newest = stack.enter_context(TensorFile(blobs.whole_model(kept, again=True)))
+        updates = [Update(one.site, 1, NotSeen()) for one in spooled]
+        with blobs.new_model(aggregator.kept_specs, label) as new:
+            combined = Combined(total.mean)
+            aggregator.aggregate(Round(round_number, newest, updates, new.write, public_data, combined=combined))
+            return new.keep(), total.numbers
 
 
 def aggregate(

@@ -125,6 +125,20 @@ class Round(Base):
     account: Mapped[str | None] = mapped_column(Text)  # what became of each accepted update
 
 
+class SecureAttempt(Base):
+    """What the sites told in an attempt with secure aggregation, as long as it goes on or its sum may be checked. There
+    is no secret in it that they have not opened.
+    """
+
+    __tablename__ = "secure_attempts"
+
+    study: Mapped[str] = mapped_column(String(64), primary_key=True)
+    revision: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    document: Mapped[str] = mapped_column(Text)
+
+
 class Upload(Base):
     """An update from its header on: how much of it is here, and what was decided about it."""
 

@@ -29,7 +29,7 @@ class Assignments:
         """What this site should do now; None if nothing, or if its model cannot be read: the round misses it then."""
         state = study.state
         revision = (study.name, study.revision, study.digest)
-        if state.phase == Phase.RUNNING and state.round and not state.aggregating:
+        if state.phase == Phase.RUNNING and state.round and state.open_round:
             models = self._models(study, site) if site in state.round.unanswered else None
             if models is None:
                 return None

@@ -28,20 +28,26 @@ def tidy(store: Store, blobs: Blobs, studies: Iterable[Study]) -> None:
 def forget(blobs: Blobs, before: Study, study: Study, studies: Iterable[Study]) -> None:
     """After a step from ``before`` to ``study``: remove what it made needless."""
     over, last = before.state.round, study.state.last
+    shown = {upload for one in study.state.summed for upload in one.uploads}  # any member may check that sum
+    blobs.drop_spools({upload for one in before.state.summed for upload in one.uploads} - shown)
     if over and (study.state.models > before.state.models or study.state.phase in ENDED):
-        blobs.drop_spools([over.answers[site].upload for site in over.accepted])
+        blobs.drop_spools(set(over.uploads) - shown)
     if over and last and (last.number, last.attempt) == (over.number, over.attempt):  # it has just ended
         left_out = [answer for answer in last.answers.values() if answer.kind == Kind.LEFT_OUT]
         blobs.drop_spools([answer.upload for answer in left_out])  # a further attempt asks for them anew
+        if study.rules.threshold and not last.waits:  # masked for that attempt alone
+            blobs.drop_spools(last.uploads)
     if study.state.phase in ENDED and last:
-        blobs.drop_spools([last.answers[site].upload for site in last.accepted])
+        blobs.drop_spools(set(last.uploads) - shown)
     stale = {before.newest, before.best_digest} - {""}
     blobs.drop_models(stale - {digest for one in studies for digest in one.models})
 
 
 def accepted_uploads(studies: Iterable[Study]) -> Iterable[str]:
-    """The updates that a model is still to be made of."""
+    """The updates that a model is still to be made of, and those whose sum a member may still check."""
     for study in studies:
         for one in (study.state.round, study.state.last):
             if one and one.number > study.state.models and study.state.phase not in ENDED:
-                yield from (one.answers[site].upload for site in one.accepted)
+                yield from one.uploads
+        for one in study.state.summed:
+            yield from one.uploads

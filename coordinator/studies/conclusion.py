@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from coordinator.models import public_data
-from coordinator.models.aggregation import DamagedSpools, Spooled, aggregate
+from coordinator.models.aggregation import DamagedSpools, Opened, Spooled, add_up, aggregate
 from coordinator.models.kept import add_model
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.history import accounts
 from coordinator.studies.lifecycle import Aggregated, Event, Halted, Unusable
+from coordinator.studies.secure_rounds import layout_for
 from coordinator.studies.state import Round
 from coordinator.studies.study import Study
 from fl_algorithms.server.limits import LEFT_OUT, Account, TooFewLeft
 from wardround.errors import CannotWrite, TryAgain, WardroundError
+from wardround.secure import coordinator
+from wardround.secure.sums import Unmasking
 from wardround.tensors.manifests import Manifest
 
 log = logging.getLogger(__name__)
@@ -51,14 +54,17 @@ def conclude(store: Store, blobs: Blobs, study: Study, current: Round) -> Conclu
         CannotWrite: there is no room now. TryAgain: the database was away.
         StorageFailed: the process must end; the next start does it again.
     """
+    made = _summed if study.rules.threshold else _aggregated
     try:
-        manifest, account = _aggregated(store, blobs, study, current)
+        manifest, account = made(store, blobs, study, current)
     except TooFewLeft as error:
         log.warning("%s: round %d cannot be averaged: %s", study.name, current.number, error.message)
         why = f"round {current.number} cannot be averaged: {error.message}"
         return Conclusion(Unusable(why, dict.fromkeys(error.account.left_out, LEFT_OUT)), error.account)
     except DamagedSpools as error:
         log.error("%s: round %d: %s", study.name, current.number, error.message)
+        if study.rules.threshold:  # the set is chosen: no other vector can stand in its place
+            return Conclusion(Halted(f"{error.message}; restore it, or `coordinator study renew {study.name}`"))
         return Conclusion(Unusable(error.message, dict.fromkeys(error.sites, "PAYLOAD_DIGEST")))
     except (CannotWrite, TryAgain):
         raise
@@ -75,15 +81,41 @@ def conclude(store: Store, blobs: Blobs, study: Study, current: Round) -> Conclu
     return Conclusion(Aggregated(dict.fromkeys(account.left_out, LEFT_OUT)), account, manifest)
 
 
-def _aggregated(store: Store, blobs: Blobs, study: Study, current: Round) -> tuple[Manifest, Account]:
+def _summed(store: Store, blobs: Blobs, study: Study, current: Round) -> tuple[Manifest | None, Account]:
+    """The model of a sum that its sites have opened; of the closing validation, the metrics alone."""
+    attempt = study.attempt
+    assert attempt is not None
+    opened, liars = coordinator.unmasking(attempt)
+    if liars:
+        log.warning("%s: round %d: sites gave wrong shares: %s", study.name, current.number, ", ".join(liars))
+    with store.read() as session:
+        spooled = [one for one in _spooled(session, current) if one.site in attempt.chosen]
+    manifest, numbers = add_up(
+        blobs, study.aggregator, study.newest, spooled,
+        Opened(layout_for(study, closing=current.closing), Unmasking.of(opened, attempt.members, attempt.chosen)),
+        current.number, _label(study, current), public_data.copy_of(study.resolved, blobs), closing=current.closing,
+    )  # fmt: skip
+    return manifest, Account(weight=numbers.weight, metrics=dict(numbers.metrics))
+
+
+def _spooled(session: Session, current: Round) -> list[Spooled]:
+    found = []
+    for site in current.accepted:
+        upload = session.get(tables.Upload, current.answers[site].upload)
+        assert upload is not None
+        found.append(Spooled(site, upload.num_examples, upload.id, upload.manifest_sha256))
+    return found
+
+
+def _label(study: Study, current: Round) -> str:
+    return f"{study.name}-{study.revision}-{current.number}"
+
+
+def _aggregated(store: Store, blobs: Blobs, study: Study, current: Round) -> tuple[Manifest | None, Account]:
     with store.read() as session:
         before = [account for _, account in accounts(session, study)]
-        spooled = []
-        for site in current.accepted:
-            upload = session.get(tables.Upload, current.answers[site].upload)
-            assert upload is not None
-            spooled.append(Spooled(site, upload.num_examples, upload.id, upload.manifest_sha256))
-    label = f"{study.name}-{study.revision}-{current.number}"
+        spooled = _spooled(session, current)
+    label = _label(study, current)
     public = public_data.copy_of(study.resolved, blobs)
     return aggregate(
         blobs, study.resolved, study.aggregator, study.newest, spooled, before, current.number, label, public

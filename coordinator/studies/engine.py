@@ -11,33 +11,35 @@ the next start.
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar, overload
+from typing import TypeVar, cast
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from coordinator.models.downloads import Downloads
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
-from coordinator.studies import cleanup, lifecycle
+from coordinator.studies import cleanup, lifecycle, secure_rounds, telling
 from coordinator.studies.aggregations import Aggregations
 from coordinator.studies.assignments import Assignments
 from coordinator.studies.conclusion import Conclusion
 from coordinator.studies.failures import StudyFailed, blamed, reason_of
 from coordinator.studies.history import write_down
 from coordinator.studies.holding import Holding, arriving_for
+from coordinator.studies.secure_rounds import SecureRounds, with_attempt
 from coordinator.studies.state import ENDED, Answer, Kind, Phase, Round
 from coordinator.studies.streams import Changes, Stream, Streams
-from coordinator.studies.study import Study, last_revision, load_studies
+from coordinator.studies.study import Change, Study, last_revision, load_studies, put_away, unchanged
 from coordinator.studies.thread import OneThread
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local.durable import StorageFailed
 from wardround.records.event import CertificateFork
 from wardround.records.plugins import PluginTable
+from wardround.records.secure_messages import SecureTold
 
 LATER_S = 5  # after which a step of a study that could not be written is tried again
 T = TypeVar("T")
+Write = Callable[[Session], T]
 log = logging.getLogger(__name__)
 
 
@@ -61,9 +63,11 @@ class Engine:
         wall_clock: Callable[[], float],
         monotonic: Callable[[], float],
         plugins: PluginTable = PluginTable(),
+        federation: str = "",
     ) -> None:
         self._store, self._blobs, self._fatal = store, blobs, fatal
-        self._assignments = Assignments(store, Downloads(store, blobs))
+        downloads = Downloads(store, blobs)
+        self._assignments, self._secure = Assignments(store, downloads), SecureRounds(downloads, federation)
         self._wall_clock, self._monotonic = wall_clock, monotonic
         self._streams, self._holding = Streams(), Holding()
         self.arriving: Callable[[], frozenset[tuple[str, int, int, str]]] = frozenset
@@ -177,9 +181,19 @@ class Engine:
         """Let a study know what happened."""
         self.call(lambda: self._advance(name, event))
 
-    def happened_with(self, name: str, event: lifecycle.Event, write: Callable[[Session], T]) -> T:
-        """Let a study know, in one transaction with ``write``; what ``write`` returned, when all of it is durable."""
-        return self.call(lambda: self._advance(name, event, write))
+    def happened_with(self, name: str, event: lifecycle.Event, write: Write[T], change: Change = unchanged) -> T:
+        """The same in one transaction with ``write``, whose answer it returns. ``change``: of more than its state."""
+        return cast(T, self.call(lambda: self._advance(name, event, write, change)))
+
+    def told(self, site: str, told: SecureTold) -> None:
+        """Take what a site tells in an attempt with secure aggregation. Raises as ``SecureRounds.taken``."""
+
+        def act() -> None:
+            if taken := self._secure.taken(self._studies[told.attempt.study], site, told):
+                attempt, event = taken
+                self._advance(told.attempt.study, event, change=with_attempt(attempt))
+
+        self.call(act)
 
     def ready(self, site: str, name: str) -> None:
         """The site approved this revision. Said again on every connection, it changes nothing."""
@@ -204,8 +218,12 @@ class Engine:
         """The site will not do an assignment. Of another round or attempt, or after an answer, it changes nothing."""
 
         def act() -> None:
-            current = self._studies[name].state.open_round
-            if current and (current.number, current.attempt) == (round_number, attempt) and site in current.unanswered:
+            current = self._studies[name].state.round
+            if current is None or (current.number, current.attempt) != (round_number, attempt):
+                return
+            if current.waits:
+                self._advance(name, lifecycle.Unwilling(site, code))
+            elif site in current.unanswered and self._studies[name].state.open_round:
                 log.info("%s: site %s declines round %d: %s", name, site, round_number, code)
                 if code == "DECLINED_MODEL_MISMATCH":
                     self._blobs.doubt(self._studies[name].newest)
@@ -240,10 +258,8 @@ class Engine:
         """Tell nobody of an ended study any more, and keep it in the store alone."""
 
         def act() -> None:
-            table = tables.Study
             with self._store.write() as session:
-                archived = sa.update(table).where(table.name == name, table.archived_s.is_(None))
-                session.execute(archived.values(archived_s=int(self._wall_clock())))
+                put_away(session, name, int(self._wall_clock()))
             del self._studies[name]
 
         self.call(act)
@@ -257,12 +273,7 @@ class Engine:
         def act() -> None:
             self._seen(site)
             self._streams.open(site, stream)
-            for study in self._studies.values():
-                if site in study.rules.sites and study.state.phase not in ENDED:
-                    stream.put(study)
-            for study in self._studies.values():
-                if assignment := self._assignments.of(study, site):
-                    stream.put(assignment)
+            telling.greet(stream, site, self._studies.values(), self._assignments)
 
         self.call(act)
 
@@ -298,14 +309,8 @@ class Engine:
 
     # One step of a study.
 
-    @overload
-    def _advance(self, name: str, event: lifecycle.Event) -> None: ...
-
-    @overload
-    def _advance(self, name: str, event: lifecycle.Event, write: Callable[[Session], T], newest: str = "") -> T: ...
-
     def _advance(
-        self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None = None, newest: str = ""
+        self, name: str, event: lifecycle.Event, write: Write[T] | None = None, change: Change = unchanged
     ) -> T | None:
         """Judge, write down, act. If the writing fails, nothing has happened. What fails in the study itself pauses it.
 
@@ -314,7 +319,7 @@ class Engine:
             Exception: as ``write`` and the store; that says nothing about the study.
         """
         try:
-            return self._step(name, event, write, newest)
+            return self._step(name, event, write, change)
         except StudyFailed as failed:
             log.error("%s: the coordinator failed at this study", name, exc_info=failed.error)
             self._halt(name, f"the coordinator failed at it: {reason_of(failed.error)}")
@@ -329,7 +334,7 @@ class Engine:
         if self._studies[name].state.phase not in (Phase.WAITING, Phase.RUNNING):
             return
         try:
-            self._step(name, lifecycle.Halted(why), None, "")
+            self._step(name, lifecycle.Halted(why), None, unchanged)
         except StorageFailed:
             raise
         except Exception:
@@ -338,14 +343,18 @@ class Engine:
             self._studies[name] = replace(study, state=lifecycle.halted(study.state, why))
             self._streams.tell_followers(name)
 
-    def _step(self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None, newest: str) -> T | None:
+    def _step(
+        self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None, change: Change
+    ) -> T | None:
         before = self._studies[name]
         now = lifecycle.Now(self._monotonic(), frozenset(self._streams), arriving_for(before, self.arriving()))
         with blamed():
             state, actions = lifecycle.advance(before.state, before.rules, event, now)
-        if state is before.state and write is None:
+            study = replace(change(before), state=state)
+            for action in actions:
+                study = secure_rounds.followed(study, action)
+        if state is before.state and study.attempt is before.attempt and write is None:
             return None
-        study = replace(before, state=state, newest=newest or before.newest)
         study = study.saved_at(self._wall_clock(), self._monotonic())
         with self._store.write() as session:
             result = write(session) if write is not None else None
@@ -353,29 +362,15 @@ class Engine:
             with blamed():
                 for action in actions:
                     study = write_down(session, study, action, self._wall_clock())
+                secure_rounds.write_down(session, before, study, actions)
                 study.write(session)
         self._studies[name] = study
         with blamed():
             for action in actions:
-                self._act(study, action)
+                telling.act(study, action, self._streams, self._assignments, self._aggregations)
             cleanup.forget(self._blobs, before, study, self._studies.values())
         self._streams.tell_followers(name)
         return result
-
-    def _act(self, study: Study, action: lifecycle.Action) -> None:
-        match action:
-            case lifecycle.Opened(one):
-                log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
-                for site in one.unanswered:
-                    self._streams.push(site, self._assignments.of(study, site))
-            case lifecycle.Aggregate(one):
-                self._aggregations.submit(study, one)
-            case lifecycle.Closed(one, outcome):
-                log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
-            case lifecycle.Tell(phase):
-                log.info("%s: %s %s", study.name, phase, study.state.why)
-                for site in study.state.ready:
-                    self._streams.push(site, self._assignments.of(study, site))
 
     def _waits_for(self, study: Study, current: Round) -> bool:
         """Whether a study still waits for the aggregation of a round."""
@@ -389,10 +384,13 @@ class Engine:
     def _conclude(self, study: Study, current: Round, end: Conclusion) -> None:
         if not self._waits_for(study, current):
             return
-        newest = end.manifest.digest() if end.manifest is not None else ""
+        newest = end.manifest.digest() if end.manifest is not None else study.newest
         now_s = int(self._wall_clock())
         try:
-            self._advance(study.name, end.event, lambda session: end.record(session, study, current, now_s), newest)
+            self._advance(
+                study.name, end.event, lambda session: end.record(session, study, current, now_s),
+                lambda before: replace(before, newest=newest),
+            )  # fmt: skip
         except (CannotWrite, TryAgain):  # nothing happened; the worker tries again
             raise
         except Exception as error:

@@ -17,6 +17,8 @@ def note(session: Session, study: Study, site: str, declared: Declaration, now_s
         BadData: COUNT_INVALID, the number is not in the study's form, or more than its limits let a site tell.
     """
     resolved, rows = study.resolved, declared.rows
+    if rows and study.rules.threshold:
+        raise BadData("with secure aggregation no site says its rows in clear", code="COUNT_INVALID")
     if rows > resolved.limits.max_examples or rows != resolved.reported.count(rows):
         raise BadData("the number of rows is not in the form of the study's counts", code="COUNT_INVALID")
     fits = declared.status == SiteStatus.FITS

@@ -113,7 +113,7 @@ def accounts(session: Session, study: Study) -> list[tuple[int, Account]]:
     return [
         (row.number, Account.from_document(json.loads(row.account)))
         for row in rounds_of(session, study)
-        if row.outcome == Outcome.CLOSED and row.account
+        if row.outcome == Outcome.CLOSED and row.account and not row.closing
     ]
 
 

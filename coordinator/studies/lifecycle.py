@@ -19,13 +19,40 @@ four times that for a site that was late when last asked; another attempt has th
 late updates may be finished, the deadline moves on while one of this attempt is arriving, to twice
 ``round_deadline_s`` at most.
 
+With secure aggregation an attempt has steps, before and after the training: see ``secure_steps``. What it accepted is
+masked for it alone, so a further attempt keeps nothing.
+
 Time is a number of seconds on any clock that does not jump; the caller brings it, and who is connected.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from coordinator.studies.state import ENDED, Answer, Kind, Outcome, Phase, Round, Rules, StudyState
+from coordinator.studies import secure_steps
+from coordinator.studies.events import Action as Action
+from coordinator.studies.events import Aggregate as Aggregate
+from coordinator.studies.events import Aggregated as Aggregated
+from coordinator.studies.events import Answered as Answered
+from coordinator.studies.events import Clock as Clock
+from coordinator.studies.events import Closed as Closed
+from coordinator.studies.events import Entered as Entered
+from coordinator.studies.events import Event as Event
+from coordinator.studies.events import Expected as Expected
+from coordinator.studies.events import Gone as Gone
+from coordinator.studies.events import Halted as Halted
+from coordinator.studies.events import Now as Now
+from coordinator.studies.events import Opened as Opened
+from coordinator.studies.events import Ready as Ready
+from coordinator.studies.events import Restarted as Restarted
+from coordinator.studies.events import Resumed as Resumed
+from coordinator.studies.events import Start as Start
+from coordinator.studies.events import Stop as Stop
+from coordinator.studies.events import Tell as Tell
+from coordinator.studies.events import Told as Told
+from coordinator.studies.events import Unusable as Unusable
+from coordinator.studies.events import Unwilling as Unwilling
+from coordinator.studies.secure_steps import End
+from coordinator.studies.state import ENDED, Answer, Kind, Outcome, Phase, Round, Rules, Step, StudyState
 
 ATTEMPTS = 2  # of a round, before the study pauses
 PATIENCE, PATIENCE_AFTER_LATE = 4.0, 16.0  # times what the slowest site took
@@ -33,135 +60,6 @@ MEASURED = 3  # of the last rounds that a site was accepted in
 LEAST_S = 60.0  # of a measured deadline
 ARRIVING_S = 10.0  # by which a deadline moves on while a late update is arriving
 GRACE_S = 60.0  # after a restart a deadline is at least this far away: the sites must first come back
-
-# What happened.
-
-
-@dataclass(frozen=True)
-class Ready:
-    site: str
-
-
-@dataclass(frozen=True)
-class Gone:
-    """The site withdrew, or was revoked."""
-
-    site: str
-    code: str
-
-
-@dataclass(frozen=True)
-class Answered:
-    """An answer in the round and attempt that are open. The caller has checked that the site was asked.
-
-    While the round is averaged none is taken: the model that is being made is of the round as it was.
-    """
-
-    site: str
-    answer: Answer
-
-
-@dataclass(frozen=True)
-class Expected:
-    """A site that trains says how long it will still take."""
-
-    site: str
-    round_number: int
-    attempt: int
-    left_s: float
-
-
-@dataclass(frozen=True)
-class Start:
-    pass
-
-
-@dataclass(frozen=True)
-class Stop:
-    pass
-
-
-@dataclass(frozen=True)
-class Aggregated:
-    """The round's model is durable. ``left_out``: accepted updates that are not in it, site -> code."""
-
-    left_out: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Unusable:
-    """Without the updates ``left_out`` (site -> code) too few are left; ``why`` says it in words of our own."""
-
-    why: str
-    left_out: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Halted:
-    """Something in the coordinator failed that another attempt would not mend: a person must look."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Only time went by, or someone connected."""
-
-
-@dataclass(frozen=True)
-class Restarted:
-    """The process began again ``away_s`` seconds after it last wrote this state; old times mean nothing now."""
-
-    away_s: float
-    round_left_s: float  # until the round's deadline when the state was written
-    start_left_s: float
-
-
-Event = Ready | Gone | Answered | Expected | Start | Stop | Aggregated | Unusable | Halted | Clock | Restarted
-
-
-@dataclass(frozen=True)
-class Now:
-    """``arriving``: the sites whose update of the attempt under way is being received."""
-
-    time: float
-    connected: frozenset[str] = field(default_factory=frozenset)
-    arriving: frozenset[str] = field(default_factory=frozenset)
-
-
-# What to do.
-
-
-@dataclass(frozen=True)
-class Opened:
-    """Tell the sites of this attempt that have not answered."""
-
-    round: Round
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """Make the next model of the accepted updates, then send ``Aggregated``, ``Unusable`` or ``Halted``."""
-
-    round: Round
-
-
-@dataclass(frozen=True)
-class Closed:
-    """Record how an attempt ended."""
-
-    round: Round
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Tell the ready sites that the study is in this phase now."""
-
-    phase: Phase
-
-
-Action = Opened | Aggregate | Closed | Tell
 
 
 def advance(state: StudyState, rules: Rules, event: Event, now: Now) -> tuple[StudyState, tuple[Action, ...]]:
@@ -182,15 +80,19 @@ def _recorded(state: StudyState, rules: Rules, event: Event, now: Now, actions: 
             return replace(state, ready=state.ready | {site})
         case Gone(site, code):
             state = replace(state, ready=state.ready - {site})
-            if state.round and not state.aggregating and site in state.round.unanswered:
+            if (current := state.open_round) and site in current.unanswered:
                 state = _answered(state, site, Answer(Kind.WITHDRAWN, code))
             return state
-        case Answered(site, answer) if state.round and not state.aggregating:
+        case Answered(site, answer) if state.open_round:
             return _answered(_measured(state, site, answer, now), site, answer)
         case Expected() if current := state.open_round:
             if (current.number, current.attempt) == (event.round_number, event.attempt):
                 expecting = _expecting(current, rules, event, now)
                 return state if expecting is current else replace(state, round=expecting)
+        case Told(site, step, is_open) if state.round and not state.aggregating:
+            return replace(state, round=secure_steps.told(state.round, site, step, is_open=is_open))
+        case Unwilling(site, code) if state.round and not state.aggregating:
+            return replace(state, round=secure_steps.unwilling(state.round, site, code))
         case Start() if state.phase in (Phase.CREATED, Phase.PAUSED):
             start_by = now.time + rules.start_deadline_s
             return replace(state, phase=Phase.WAITING, start_by=start_by, tries=0, why="")
@@ -201,12 +103,14 @@ def _recorded(state: StudyState, rules: Rules, event: Event, now: Now, actions: 
             return replace(
                 state, phase=Phase.STOPPED, round=None, aggregating=False, last=state.round or state.last, why=""
             )
+        case Aggregated() if state.round and state.aggregating and state.round.closing:
+            return _finished(state, actions)
         case Aggregated(left_out) if state.round and state.aggregating:
             return _closed(replace(_without(state, left_out), models=state.round.number), actions)
         case Unusable(why, left_out) if state.round and state.aggregating:
             return _failed(replace(_without(state, left_out), aggregating=False), actions, why)
         case Halted(why) if state.phase in (Phase.WAITING, Phase.RUNNING):
-            if state.round:
+            if state.round and not state.round.waits:
                 actions.append(Closed(state.round, Outcome.FAILED))
             actions.append(Tell(Phase.PAUSED))
             return halted(state, why)
@@ -223,18 +127,43 @@ def _settled(state: StudyState, rules: Rules, now: Now, actions: list[Action]) -
         return state
     if state.round is None:
         return _opened(state, rules, now, actions)
+    if state.round.step != Step.TRAINING:
+        return _stepped(state, rules, now, actions)
     if state.round.unanswered and now.time < state.round.deadline:
         return state
     if rules.finish_late and now.arriving & set(state.round.unanswered):
         latest = state.round.opened + 2 * rules.round_deadline_s
         if now.time < latest:
             return replace(state, round=replace(state.round, deadline=min(now.time + ARRIVING_S, latest)))
+    if rules.threshold:
+        return _stepped(state, rules, now, actions)
     if state.round.closing:
         return _finished(state, actions)
     if len(state.round.accepted) >= rules.needed:
         actions.append(Aggregate(state.round))
         return replace(state, aggregating=True)
     return _failed(state, actions)
+
+
+def _stepped(state: StudyState, rules: Rules, now: Now, actions: list[Action]) -> StudyState:
+    """The next step of an attempt with secure aggregation, or its end."""
+    assert state.round
+    current = state.round
+    following = secure_steps.following(current, rules, now.time)
+    if following is current:
+        return state
+    match following:
+        case End.SUM:
+            actions.append(Aggregate(current))
+            return replace(state, aggregating=True)
+        case End.VOID:
+            return _finished(state, actions) if current.closing else _failed(state, actions)
+        case End.STUCK:
+            actions.append(Tell(Phase.PAUSED))
+            return halted(state, secure_steps.why_stuck(current, rules.threshold))
+        case Round() if following.step != current.step:
+            actions.append(Entered(following))
+    return replace(state, round=following)
 
 
 def _begun(state: StudyState, rules: Rules, now: Now, actions: list[Action]) -> StudyState:
@@ -254,7 +183,11 @@ def _opened(state: StudyState, rules: Rules, now: Now, actions: list[Action]) ->
     """Open the next attempt: whoever is ready is asked, but for those that missed the last one and are still away."""
     number, closing = state.models + 1, state.models == rules.rounds
     before = state.last if state.last and state.last.number == number else None
-    kept = {site: before.answers[site] for site in before.accepted} if before else {}
+    if before and before.waits:
+        resumed = secure_steps.resumed(before, now.time, rules.round_deadline_s)
+        actions.append(Resumed(resumed))
+        return replace(state, round=resumed)
+    kept = {site: before.answers[site] for site in before.accepted} if before and not rules.threshold else {}
     candidates = state.ready - (state.missed - now.connected)
     if not closing and len((candidates | kept.keys()) - rules.evaluators) < rules.needed:
         candidates = state.ready  # only with those that are away can the quorum be met: give them the time
@@ -271,6 +204,7 @@ def _opened(state: StudyState, rules: Rules, now: Now, actions: list[Action]) ->
         closing=closing,
         opened=now.time,
     )
+    opened = secure_steps.begun(opened) if rules.threshold else opened
     actions.append(Opened(opened))
     return replace(state, round=opened, tries=state.tries + 1)
 
@@ -308,8 +242,13 @@ def _measured(state: StudyState, site: str, answer: Answer, now: Now) -> StudySt
 
 def _closed(state: StudyState, actions: list[Action]) -> StudyState:
     assert state.round
-    actions.append(Closed(state.round, Outcome.CLOSED))
-    return replace(state, round=None, aggregating=False, last=state.round, missed=_missed(state, state.round), tries=0)
+    ended = state.round
+    actions.append(Closed(ended, Outcome.CLOSED))
+    summed = state.summed
+    if ended.is_open:  # the closing validation makes no model, so the sum before it is the newest model's still
+        summed = (*summed[-1:], ended) if ended.closing else (ended,)
+    missed = _missed(state, ended)
+    return replace(state, round=None, aggregating=False, last=ended, missed=missed, tries=0, summed=summed)
 
 
 def _finished(state: StudyState, actions: list[Action]) -> StudyState:
@@ -346,7 +285,7 @@ def _without(state: StudyState, left_out: Mapping[str, str]) -> StudyState:
 
 def _missed(state: StudyState, ended: Round) -> frozenset[str]:
     """Who did not answer when last asked: a site that was not asked this time is still as it was."""
-    return (state.missed - set(ended.asked)) | set(ended.unanswered)
+    return (state.missed - set(ended.asked)) | set(ended.late)
 
 
 def _answered(state: StudyState, site: str, answer: Answer) -> StudyState:
@@ -370,4 +309,6 @@ def _restarted(state: StudyState, rules: Rules, event: Restarted, now: Now, acti
     opened = deadline - (state.round.deadline - state.round.opened)
     later = opened - state.round.opened
     expected = {site: time + later for site, time in state.round.expected.items()}
-    return replace(state, round=replace(state.round, deadline=deadline, opened=opened, expected=expected))
+    step_by = min(deadline, max(state.round.step_by + later, now.time + GRACE_S / 2))
+    moved = replace(state.round, deadline=deadline, opened=opened, expected=expected, step_by=step_by)
+    return replace(state, round=moved)

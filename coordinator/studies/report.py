@@ -122,6 +122,8 @@ def status(study: Study, session: Session, now: Sites) -> StudyStatus:
         incomplete=incomplete(study, contributed),
         deadline=_wall_clock(study, current.deadline if current else None),
         attempts_left=attempts_left(state),
+        step=state.round.step.value if state.round and study.rules.threshold else "",
+        awaited=state.round.awaited if state.round and study.rules.threshold else (),
     )
 
 
@@ -241,7 +243,7 @@ def _attempt(
         answers=answers,
         base_digest=row.base,
         model_digest=row.model,
-        val_loss=_mean_loss(answers, study.resolved.limits.max_weight),
+        val_loss=account.metrics.get(VAL_LOSS, _mean_loss(answers, study.resolved.limits.max_weight)),
         norms=account.norms,
         limits=account.limits,
         shares=account.shares,

@@ -35,6 +35,16 @@ class Kind(StrEnum):
     LEFT_OUT = "left_out"  # it was accepted, has its receipt, and could not be averaged; the code says why
 
 
+class Step(StrEnum):
+    """Where an attempt with secure aggregation is; one without is training all the time."""
+
+    KEYS = "keys"  # the sites tell their keys
+    SHARES = "shares"  # they deal shares
+    TRAINING = "training"  # their updates come
+    AGREEMENT = "agreement"  # the set is chosen, and they sign it
+    OPENING = "opening"  # enough have signed, and they open it
+
+
 class Outcome(StrEnum):
     """How an attempt at a round ended."""
 
@@ -49,6 +59,7 @@ class Rules:
 
     Attributes:
         evaluators: the sites that only evaluate: asked in each round, and never counted.
+        threshold: how many must agree before a sum is opened; 0 without secure aggregation.
         measured: a round's deadline follows from how long its sites took before.
         finish_late: an update that is on its way at the deadline may arrive.
     """
@@ -61,6 +72,7 @@ class Rules:
     measured: bool = False
     finish_late: bool = False
     evaluators: frozenset[str] = frozenset()
+    threshold: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,14 @@ class Answer:
 class Round:
     """One attempt at a round. ``closing`` is the round after the last: validate, and send no tensors.
 
-    ``expected``: when a site that trains expects to be done, as it says.
+    ``expected``: when a site that trains expects to be done, as it says. With secure aggregation there is more:
+
+    Attributes:
+        step: where the attempt is; ``step_by``: when keys or shares are closed.
+        told: the sites that have done what the step wants.
+        group: of whom keys, then shares have come in time; empty before.
+        unwilling: site -> the code with which it does not sign or open.
+        is_open: what was opened is enough for the sum.
     """
 
     number: int
@@ -92,6 +111,29 @@ class Round:
     closing: bool = False
     opened: float = field(default=0.0, compare=False)
     expected: Mapping[str, float] = field(default_factory=dict, compare=False)
+    step: Step = Step.TRAINING
+    step_by: float = field(default=0.0, compare=False)
+    told: tuple[str, ...] = ()
+    group: tuple[str, ...] = ()
+    unwilling: Mapping[str, str] = field(default_factory=dict, compare=False)
+    is_open: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether its set is chosen: it is neither void nor repeated any more, and takes no update."""
+        return self.step in (Step.AGREEMENT, Step.OPENING)
+
+    @property
+    def awaited(self) -> tuple[str, ...]:
+        """With secure aggregation: the sites that have not done yet what the step wants."""
+        if self.waits:
+            return tuple(site for site in self.group if site not in self.told)
+        return tuple(site for site in self.unanswered if site not in self.told)
+
+    @property
+    def uploads(self) -> tuple[str, ...]:
+        """The ids of its accepted updates."""
+        return tuple(self.answers[site].upload for site in self.accepted)
 
     @property
     def accepted(self) -> tuple[str, ...]:
@@ -100,6 +142,12 @@ class Round:
 
     @property
     def unanswered(self) -> tuple[str, ...]:
+        """Whose answer may still come."""
+        return tuple(site for site in self.group or self.asked if site not in self.answers)
+
+    @property
+    def late(self) -> tuple[str, ...]:
+        """Who was asked and has not answered."""
         return tuple(site for site in self.asked if site not in self.answers)
 
     @cached_property
@@ -122,6 +170,7 @@ class StudyState:
         tries: attempts at the present round since the study was last started.
         took: site -> seconds to its accepted update, in each of the last rounds.
         why: in words of our own, why the study paused.
+        summed: the attempts whose sum any member may still check.
     """
 
     phase: Phase = Phase.CREATED
@@ -135,20 +184,23 @@ class StudyState:
     took: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     start_by: float = 0.0
     why: str = ""
+    summed: tuple[Round, ...] = ()
 
     @property
     def open_round(self) -> Round | None:
         """The attempt in which answers are taken now."""
-        return None if self.aggregating else self.round
+        return None if self.aggregating or (self.round and self.round.waits) else self.round
 
     @property
     def next_deadline(self) -> float | None:
         """When ``Clock`` must come at the latest; None when nothing waits for time."""
         if self.phase == Phase.WAITING:
             return self.start_by
-        if self.phase == Phase.RUNNING and self.round and not self.aggregating:
-            return self.round.deadline
-        return None
+        if self.phase != Phase.RUNNING or not self.round or self.aggregating:
+            return None
+        if self.round.step in (Step.KEYS, Step.SHARES):
+            return min(self.round.step_by, self.round.deadline)
+        return None if self.round.waits and not self.round.closing else self.round.deadline
 
     def document(self) -> dict[str, Any]:
         """Plain JSON for the store."""
@@ -158,6 +210,7 @@ class StudyState:
             "missed": sorted(self.missed),
             "round": self.round.document if self.round else None,
             "last": self.last.document if self.last else None,
+            "summed": [one.document for one in self.summed],
         }
 
     @classmethod
@@ -193,7 +246,7 @@ def _site_state(site: str, state: StudyState, busy: frozenset[str], held: frozen
     if site not in state.ready:
         return "absent"
     if site in shown.asked:
-        if state.round is None or state.aggregating:
+        if state.round is None or state.aggregating or site not in state.round.unanswered or state.round.waits:
             return "late"
         if site in busy:
             return "uploaded"

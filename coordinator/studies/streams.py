@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from coordinator.studies.study import Study
 from wardround.records.assignment import Assignment
 from wardround.records.event import CertificateFork, Goodbye
+from wardround.records.secure_messages import SecureShown
 
 
 class End:
@@ -18,7 +19,7 @@ class End:
 
 
 END = End()
-Message = Study | Assignment | CertificateFork | Goodbye  # of a study, what is offered when it is sent
+Message = Study | Assignment | SecureShown | CertificateFork | Goodbye  # of a study, what is offered when it is sent
 Item = Message | End
 
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -18,12 +19,15 @@ from coordinator.studies.state import Round, Rules, StudyState
 from coordinator.studies.terms import UpdateTerms
 from fl_algorithms.server.aggregator import ServerAggregator, server_aggregator
 from fl_algorithms.server.best import BestGlobal
+from fl_algorithms.server.limits import Account
 from fl_algorithms.study import ResolvedStudy
 from wardround.local.durable import StorageFailed
 from wardround.records.architectures import encoded_of, uploaded
 from wardround.records.offer import StudyOffer
 from wardround.records.plugins import PluginTable
 from wardround.records.study import StudyFile
+from wardround.secure.coordinator import Attempt
+from wardround.secure.documents import attempt_from_document
 from wardround.tensors.manifests import Manifest, TensorSpec
 
 log = logging.getLogger(__name__)
@@ -43,6 +47,13 @@ class Saved:
         return state.start_by - self.monotonic
 
 
+Change = Callable[["Study"], "Study"]
+
+
+def unchanged(study: "Study") -> "Study":
+    return study
+
+
 @dataclass(frozen=True)
 class Study:
     """One revision of a study and how it goes.
@@ -51,6 +62,7 @@ class Study:
         manifest: of the initial model: what every update holds; of unlike networks, its site's part.
         allowed: whose code may run at this coordinator beside ours.
         newest: digest of what is kept of the newest model. best_digest: of the best global model, or "".
+        attempt: with secure aggregation, what the sites have told in the attempt under way.
     """
 
     name: str
@@ -66,6 +78,7 @@ class Study:
     best_digest: str = ""
     saved: Saved = field(default_factory=Saved)
     allowed: PluginTable = field(default=PluginTable(), compare=False)
+    attempt: Attempt | None = field(default=None, compare=False)
 
     @property
     def initial(self) -> str:
@@ -78,11 +91,11 @@ class Study:
 
     @property
     def rules(self) -> Rules:
-        section = self.resolved.study
+        section, secure = self.resolved.study, self.resolved.secure_aggregation
         return Rules(
             section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s,
             measured=section.deadlines == "measured", finish_late=section.late_updates == "finish",
-            evaluators=frozenset(section.evaluators),
+            evaluators=frozenset(section.evaluators), threshold=secure.threshold or 0 if secure is not None else 0,
         )  # fmt: skip
 
     @property
@@ -140,7 +153,8 @@ class Study:
         """The best global model is known after ``ended``: its sites' losses judge the model that they downloaded."""
         if not self.one_global_model:
             return self
-        best = self.best.offered(ended.number - 1, reported_losses(ended, session), self.resolved.limits.max_weight)
+        losses = summed_loss(self, ended, session) if self.rules.threshold else reported_losses(ended, session)
+        best = self.best.offered(ended.number - 1, losses, self.resolved.limits.max_weight)
         return self if best is self.best else replace(self, best=best, best_digest=base)
 
     def row(self) -> tables.Study:
@@ -198,6 +212,12 @@ def archived_studies(session: Session, allowed: PluginTable, name: str = "") -> 
     return [study_from_row(session, row, allowed) for row in latest]
 
 
+def put_away(session: Session, name: str, now_s: int) -> None:
+    """Archive all revisions of a study."""
+    table = tables.Study
+    session.execute(sa.update(table).where(table.name == name, table.archived_s.is_(None)).values(archived_s=now_s))
+
+
 def load_studies(store: Store, allowed: PluginTable = PluginTable()) -> tuple[dict[str, Study], dict[str, str]]:
     """The latest revision of every study that is not archived; and of those whose record is damaged, in what way."""
     studies: dict[str, Study] = {}
@@ -224,11 +244,28 @@ def study_from_row(session: Session, row: tables.Study, allowed: PluginTable) ->
     file = ResolvedStudy(StudyFile.from_document(json.loads(row.document), f"study {row.name}"))
     study = new_study(file, manifest_of(session, row.initial), row.revision, row.created_s, allowed)
     kept, best = json.loads(row.state), json.loads(row.best)
+    state = StudyState.from_document(kept["state"])
     return replace(
-        study, digest=row.digest, newest=row.newest, state=StudyState.from_document(kept["state"]),
+        study, digest=row.digest, newest=row.newest, state=state, attempt=_attempt(session, study, state),
         saved=Saved(kept["wall_clock"], kept["monotonic"]),
         best=BestGlobal.from_document(best), best_digest=best["digest"],
     )  # fmt: skip
+
+
+def _attempt(session: Session, study: Study, state: StudyState) -> Attempt | None:
+    """What sites told in the attempt that goes on, or waits for the study to."""
+    current = state.round or state.last
+    if not study.rules.threshold or current is None:
+        return None
+    row = session.get(tables.SecureAttempt, (study.name, study.revision, current.number, current.attempt))
+    return attempt_from_document(json.loads(row.document)) if row is not None else None
+
+
+def summed_loss(study: Study, ended: Round, session: Session) -> list[tuple[str, int]]:
+    """With secure aggregation: the validation loss over all sites, as of one; none where no sum was made."""
+    row = session.get(tables.Round, (study.name, study.revision, ended.number, ended.attempt))
+    account = Account.from_document(json.loads(row.account)) if row is not None and row.account else Account()
+    return [(repr(account.metrics[VAL_LOSS]), 1)] if VAL_LOSS in account.metrics else []
 
 
 def reported_losses(ended: Round, session: Session) -> list[tuple[str, int]]:

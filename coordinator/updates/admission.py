@@ -16,6 +16,7 @@ Nothing is written here. 6 needs the id's first use, which ``coordinator.updates
 ``coordinator.servicers`` has checked, on every call and chunk.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod, sqrt
@@ -23,18 +24,25 @@ from math import prod, sqrt
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from coordinator.studies.state import Kind, Phase
+from coordinator.models.vectors import blocks_of
+from coordinator.studies.secure_rounds import layout_for, submitted
+from coordinator.studies.state import Kind, Phase, Step
 from coordinator.studies.study import Study
 from coordinator.studies.terms import UpdateTerms
 from coordinator.updates.receive import Received
-from wardround.errors import BadData
+from wardround.errors import BadData, TryAgain
 from wardround.records import receipts
 from wardround.records.receipts import EMPTY_HEAD
+from wardround.records.secure_round import vector_specs
 from wardround.records.update import LedgerStatement, UploadHeader
+from wardround.secure.layout import digests
+from wardround.secure.statements import Submission, known
+from wardround.signing.dsse import Envelope
 from wardround.tensors.codecs import Decoded, fault
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Manifest, TensorSpec
 
+log = logging.getLogger(__name__)
 BLOCK = 1 << 18  # float32 elements looked at together: 1 MiB, and 2 MiB more as float64
 
 ANSWERS_THE_ROUND = frozenset(
@@ -82,13 +90,13 @@ def admit_header(
     """
     refusal = state_refusal(site, header, study)
     if refusal is None and study is not None:
-        refusal = declaration_refusal(site, header, study, first)
+        refusal = submission_refusal(site, header, study) or declaration_refusal(site, header, study, first)
     return refusal or ledger or ADMITTED
 
 
 def admit_payload(received: Received, terms: UpdateTerms) -> Admitted | Refusal:
     """Checks 13 to 16 and 20, over what came and is durable. Reads the spool in blocks."""
-    announced = received.header.manifest
+    announced, submission = received.header.manifest, received.header.submission
     if received.committed != announced.digest():
         return Refusal("PAYLOAD_DIGEST")  # 14: the site closes another upload than it opened
     if received.spool is None:
@@ -98,6 +106,8 @@ def admit_payload(received: Received, terms: UpdateTerms) -> Admitted | Refusal:
     if refusal := digest_refusal(received.manifest, announced):
         return refusal
     with TensorFile(received.spool) as update:
+        if submission is not None:
+            return vector_refusal(update, submission) or ADMITTED
         if not terms.encoding.is_lossy:
             return values_refusal(update, terms.max_norm) or ADMITTED
         if strange := fault(terms.encoding, terms.specs, update):
@@ -128,10 +138,27 @@ def state_refusal(site: str, header: UploadHeader, study: Study | None) -> Refus
     answer = current.answers.get(site)
     if answer and answer.kind in (Kind.ACCEPTED, Kind.EVALUATED) and answer.upload != header.upload_id:
         return Refusal("UPLOAD_DUPLICATE")  # 7
-    if state.aggregating:
+    if state.aggregating or current.waits:
         return Refusal("ROUND_CLOSED")
+    if current.step != Step.TRAINING or (current.group and site not in current.group):
+        return Refusal("ROUND_NOT_ASKED")  # not yet, or its shares came too late
     if site not in current.asked or (answer and answer.kind == Kind.WITHDRAWN):
         return Refusal("ROUND_NOT_ASKED")  # 5
+    return None
+
+
+def submission_refusal(site: str, header: UploadHeader, study: Study) -> Refusal | None:
+    """Whether with secure aggregation the vector's signed digest is there, of this attempt; and without it none is."""
+    try:
+        if study.rules.threshold:
+            submitted(study, site, header)
+        elif header.submission is not None:
+            return Refusal("PAYLOAD_DIGEST")
+    except BadData as error:
+        log.warning("%s: %s", study.name, error.message)
+        return Refusal("PAYLOAD_DIGEST")
+    except TryAgain:
+        return Refusal("ROUND_CLOSED")
     return None
 
 
@@ -147,6 +174,8 @@ def declaration_refusal(
     assert study.state.round
     closing = study.state.round.closing
     evaluates = site in study.rules.evaluators
+    if study.rules.threshold:
+        return _masked_refusal(header, study, closing=closing)
     if refusal := _manifest_refusal(header.manifest.specs, () if closing else study.uploaded_by(site)):
         return refusal
     form = study.resolved.reported
@@ -167,6 +196,16 @@ def declaration_refusal(
     if not closing and not evaluates and header.num_examples < 1:
         return Refusal("COUNT_INVALID")
     return None
+
+
+def _masked_refusal(header: UploadHeader, study: Study, *, closing: bool) -> Refusal | None:
+    """Of a masked vector: its form is that of the round's vectors, and no number stands beside it in clear."""
+    wanted = vector_specs(layout_for(study, closing=closing))
+    if refusal := _manifest_refusal(header.manifest.specs, wanted):
+        return refusal
+    if header.metrics:
+        return Refusal("METRICS_UNDECLARED")
+    return Refusal("COUNT_INVALID") if header.num_examples or header.num_validation else None
 
 
 def _manifest_refusal(sent: tuple[TensorSpec, ...], shared: tuple[TensorSpec, ...]) -> Refusal | None:
@@ -207,6 +246,12 @@ def values_refusal(update: TensorFile | Decoded, max_norm: float | None) -> Refu
     if max_norm is not None and sqrt(squares) > max_norm:
         return Refusal("TENSOR_NORM")
     return None
+
+
+def vector_refusal(vector: TensorFile, submission: Envelope) -> Refusal | None:
+    """Whether a masked vector is the one that its site has signed, block by block."""
+    found = digests(data for _, data in blocks_of(vector))
+    return None if found.root == known(Submission, submission).blocks else Refusal("PAYLOAD_DIGEST")
 
 
 def ledger_refusal(

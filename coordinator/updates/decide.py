@@ -22,6 +22,7 @@ from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
 from coordinator.studies.lifecycle import Answered
+from coordinator.studies.secure_rounds import submitted, with_attempt
 from coordinator.studies.state import Answer, Kind
 from coordinator.updates import admission
 from coordinator.updates.admission import Admitted, Refusal
@@ -34,6 +35,7 @@ from wardround.errors import CannotWrite, NotPermitted, TryAgain
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
+from wardround.secure.coordinator import Attempt
 from wardround.signing.dsse import Envelope
 
 MAX_REFUSED_AN_HOUR = 200  # of one site, with those that were opened and given up; each leaves a row and a receipt
@@ -200,9 +202,11 @@ class Uploads:
         else:
             answer = Answer(Kind.REFUSED, refusal.code, header.upload_id)
         if refusal is None or (refusal.answers_the_round and self._is_expected(site, header)):
+            attempt = self._submitted(site, header) if refusal is None else None
             receipt = self._engine.happened_with(
-                header.study, Answered(site, answer), lambda session: self._write(session, verdict)
-            )
+                header.study, Answered(site, answer), lambda session: self._write(session, verdict),
+                with_attempt(attempt),
+            )  # fmt: skip
         else:
             with self._store.write() as session:
                 receipt = self._write(session, verdict)
@@ -260,6 +264,10 @@ class Uploads:
         """What an accepted upload of this site is."""
         study = self._engine.find(header.study)
         return Kind.EVALUATED if study is not None and site in study.rules.evaluators else Kind.ACCEPTED
+
+    def _submitted(self, site: str, header: UploadHeader) -> Attempt | None:
+        study = self._engine.find(header.study)
+        return submitted(study, site, header) if study is not None else None
 
     def _is_expected(self, site: str, header: UploadHeader) -> bool:
         return admission.state_refusal(site, header, self._engine.find(header.study)) is None

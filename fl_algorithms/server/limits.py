@@ -52,6 +52,7 @@ class Account:
         capped: the sites whose share is smaller than their count would give; or to whose update the rule gives none.
         left_out: site -> why its update is not in the model, in words.
         largest: the largest size of a value in an update, where the lab added integers of secure aggregation.
+        weight: of all summed sites; and ``metrics`` over all of them: where the coordinator learned sums alone.
     """
 
     norms: Mapping[str, float] = field(default_factory=dict)
@@ -60,6 +61,8 @@ class Account:
     capped: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     largest: float = 0.0
+    weight: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
         """Plain JSON; a norm that is infinite has no place in it, and none is: updates are finite float32."""

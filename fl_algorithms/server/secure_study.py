@@ -5,6 +5,7 @@ What a coordinator cannot do when it sees no single update is refused here, each
 
 from fl_algorithms import registry
 from fl_algorithms.rows import MEAN, MethodRow
+from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
 from wardround.records.secure_aggregation import SecureAggregationSection
 from wardround.records.study import StudyFile
@@ -20,36 +21,29 @@ def why_single(row: MethodRow) -> str:
     return PLUGIN
 
 
+def averages(study: ResolvedStudy) -> bool:
+    """Whether the next model is the last one and the mean of the updates, and nothing else: a sum gives its bits."""
+    brought = study.brought_method
+    if brought is not None:
+        return brought.aggregates == "mean" and study.aggregation.is_mean
+    return (study.method.settings.server_wrapper or study.method.row.server) == MEAN and study.aggregation.is_mean
+
+
 def summable() -> list[str]:
     """The methods whose coordinator needs sums alone."""
     return [name for name, row in registry.METHODS.items() if not why_single(row) and row.upload != "nothing"]
 
 
-def refuse_between_hospitals(study: StudyFile, source: str) -> None:
-    """Raises BadData: the study is to run with secure aggregation, which the two programs do not have yet."""
-    if study.secure_aggregation is not None:
-        raise BadData(
-            f"{source}: [secure_aggregation] works in the lab alone: between hospitals, coordinator and gateways do "
-            "not exchange keys, shares and masked updates yet",
-            hint=f"`fl-lab run {source} --data DIR --masked`; without that table it runs across hospitals, and the "
-            "coordinator sees each update in clear",
-        )
-
-
-def secure_aggregation_of(
-    study: StudyFile, row: MethodRow, source: str, *, lab: bool
-) -> SecureAggregationSection | None:
+def secure_aggregation_of(study: StudyFile, row: MethodRow, source: str) -> SecureAggregationSection | None:
     """The study's section with its threshold filled in; None where it has none, or where nothing is sent.
 
     Raises:
         BadData: the method or a setting needs single updates, a round may have too few of them, the threshold does not
-            stand the colluding sites; or the study is to run across hospitals.
+            stand the colluding sites.
     """
     section = study.secure_aggregation
     if section is None or row.upload == "nothing":
         return None
-    if not lab:
-        refuse_between_hospitals(study, source)
     if why := why_single(row):
         raise BadData(
             f"{source}: algorithm `{row.name}` does not go with [secure_aggregation]: {why}",

@@ -139,7 +139,6 @@ class Account:
             case GenesisEntry():
                 self.ledger_id, self.key = entry.ledger_id, entry.ledger_key or ""
                 self.cited = entry.continues.ledger_head() if entry.continues is not None else None
-                self._secure.continues = self.cited is not None
             case IdentityEntry():
                 key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(entry.receipt_key))
                 self._receipt_key = dsse.keyid(key)

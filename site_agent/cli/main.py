@@ -15,6 +15,7 @@ from site_agent.cli.joining import join
 from site_agent.cli.options import State
 from site_agent.cli.pack import pack
 from site_agent.cli.page import page_app
+from site_agent.cli.peers import check_sum, peers_app
 from site_agent.cli.policy import policy_app
 from site_agent.cli.release import leave, reject, release
 from site_agent.cli.service import joined
@@ -31,6 +32,8 @@ app.add_typer(models_app, name="models")
 app.add_typer(policy_app, name="policy")
 app.add_typer(audit_app, name="audit")
 audit_app.command("pack")(pack)
+audit_app.command("sum")(check_sum)
+app.add_typer(peers_app, name="peers")
 app.add_typer(page_app, name="page")
 
 app.command("setup")(setup)

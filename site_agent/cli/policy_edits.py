@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from site_agent.cli.release import Yes
 from site_agent.cli.service import ask_or_do, joined
 from wardround.cli import say, say_error, say_next
 from wardround.errors import BadData, UsageProblem, WardroundError
+from wardround.local.directory import quoted
 
 if TYPE_CHECKING:
     from site_agent.state.directory import SiteState
@@ -34,19 +36,33 @@ def edit(state: State) -> None:
             "there is no terminal for an editor", hint="edit a copy, then `site-agent policy apply FILE --yes`"
         )
     present = in_force(here)
-    with tempfile.TemporaryDirectory(prefix="wardround-policy-") as folder:
-        copy = Path(folder) / "policy.toml"
+    folder = Path(tempfile.mkdtemp(prefix="wardround-policy-"))
+    copy, kept = folder / "policy.toml", False
+    try:
         copy.write_bytes(present)
-        while True:
-            _run_editor(copy)
-            text = copy.read_bytes()
-            try:
-                _checked(text, copy)
-                break
-            except WardroundError as error:
-                say_error(error)
-                typer.confirm("Edit it again? Otherwise nothing is changed.", abort=True, err=True)
-    _put(here, text, present, yes=False)
+        text = _edited(copy)
+        try:
+            _put(here, text, present, yes=False)
+        except WardroundError:
+            kept = True
+            say(f"what you wrote is kept in {copy}; when the trouble is over: `site-agent policy apply {quoted(copy)}`")
+            raise
+    finally:
+        if not kept:
+            shutil.rmtree(folder)
+
+
+def _edited(copy: Path) -> bytes:
+    """What a person makes of the policy in ``copy`` with the editor, as often as it takes."""
+    while True:
+        _run_editor(copy)
+        text = copy.read_bytes()
+        try:
+            _checked(text, copy)
+            return text
+        except WardroundError as error:
+            say_error(error)
+            typer.confirm("Edit it again? Otherwise nothing is changed.", abort=True, err=True)
 
 
 def apply(

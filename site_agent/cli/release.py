@@ -108,8 +108,9 @@ def _send_decision(here: "SiteState", request: "Decide") -> "Decided":
 
 def _leave(here: "SiteState", person: "Person") -> "Left":
     from site_agent.gateway.requests import Leave, Left
+    from site_agent.gateway.setup import withdraw_all_and_leave
 
-    return ask_or_do(here, Leave(person), lambda handler: Left(tuple(handler.withdraw_all_and_leave(person))))
+    return ask_or_do(here, Leave(person), lambda handler: Left(tuple(withdraw_all_and_leave(handler, person))))
 
 
 def _print_waiting(waiting: "Waiting") -> None:

@@ -9,7 +9,7 @@ from wardround.errors import TryAgain, Unavailable
 
 if TYPE_CHECKING:
     from site_agent.gateway.commands import CommandHandler
-    from site_agent.gateway.requests import A, Request
+    from site_agent.gateway.request_form import A, Request
     from site_agent.state.directory import SiteState
     from site_agent.state.offer import Offer
     from site_agent.state.site import Site
@@ -38,7 +38,7 @@ def ask_service(
     """Ask the running service; None where none runs."""
     from wardround.local import control, liveness
 
-    if not control.is_listening(here.control):
+    if not control.serves(here.root, here.control):
         return None
     answer = control.call(here.control, request.document(), progress, timeout_s=SERVICE_S, silent_s=liveness.SILENT_S)
     return request.answer_from(answer)
@@ -56,8 +56,13 @@ def ask_or_do(
         return answer
     from site_agent.gateway.setup import handler_alone
 
-    with handler_alone(here) as (handler, _interrupt):
-        return do(handler)
+    try:
+        with handler_alone(here) as (handler, _interrupt):
+            return do(handler)
+    except TryAgain:
+        if (answer := ask_service(here, request, progress)) is None:  # else it has just been started
+            raise
+        return answer
 
 
 def refresh(here: "SiteState") -> None:

@@ -1,9 +1,10 @@
 """The agent: assignment in, work done, result out, until it is stopped.
 
-Three threads, each asleep until something happens:
+Four threads, each asleep until something happens:
 
     watch   keeps one stream open to the coordinator; offers are kept, assignments put into the inbox  (``inbox``)
     work    takes one assignment at a time from the inbox                                              (``round``)
+    secure  answers what is shown of secure aggregation, while the trainer trains            (``secure.exchange``)
     renew   renews the certificate when half of its life is over                            (``enrolment.renewal``)
 """
 
@@ -24,9 +25,12 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.returning import give_back_lost
 from site_agent.gateway.fitting import declaration_of
 from site_agent.gateway.inbox import Inbox, ResolveUploads, Work
+from site_agent.gateway.peer_requests import ShownSum
 from site_agent.gateway.requests import ReleaseDecision
 from site_agent.gateway.round import Rounds
-from site_agent.gateway.setup import as_needs_person, is_fatal, open_session, why_unreachable
+from site_agent.gateway.secure.exchange import SecureRounds
+from site_agent.gateway.setup import is_fatal, open_session, why_unreachable
+from site_agent.gateway.threads import guarded
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Offer, SiteState
 from site_agent.state.person import Person
@@ -34,19 +38,18 @@ from wardround.errors import (
     CannotWrite,
     NeedsPerson,
     Refused,
-    RefusedForGood,
     TryAgain,
     Unavailable,
     WardroundError,
 )
-from wardround.local import descriptors
 from wardround.local.durable import StorageFailed
 from wardround.local.event import Latch
 from wardround.local.rate_limit import RateLimitedLog
-from wardround.records.assignment import STOP, Assignment, Declaration, SiteStatus, StopReason
+from wardround.records.assignment import STOP, TRAIN, Assignment, Declaration, SiteStatus, StopReason
 from wardround.records.event import CertificateFork, Goodbye
 from wardround.records.invitation import stamp
 from wardround.records.ledger.entries import SessionEntry
+from wardround.records.secure_messages import AttemptRef, SecureShown
 
 STEADY_S = 10  # a connection that lasted longer is tried again at once when it ends
 STOP_S = 15  # of which one call to a coordinator that does not answer takes ten
@@ -67,7 +70,8 @@ class Agent:
         self._session = open_session(self._site, self._identity)
         self.commands = CommandHandler(state, self._site, self._ledger, self._session)
         trainer = Trainer(state.root)
-        self._rounds = Rounds(state, self._site, self._session, self._ledger, trainer, self._declare)
+        self._exchange = SecureRounds(state, self._site, self._identity.ledger_key(), self._session, self._ledger)
+        self._rounds = Rounds(state, self._site, self._session, self._ledger, trainer, self._declare, self._exchange)
         self._log = RateLimitedLog(log)
         self._stopping, self.stopped = Interrupt(), Latch()
         self._first_try = threading.Event()
@@ -78,7 +82,7 @@ class Agent:
         self._inbox = Inbox()
         self._threads = [
             threading.Thread(target=self._guarded, args=(act,), name=act.__name__, daemon=True)
-            for act in (self._watch, self._work, self._renew)
+            for act in (self._watch, self._work, self._secure, self._renew)
         ]
 
     def start(self) -> None:
@@ -95,6 +99,7 @@ class Agent:
         """
         self._stopping.throw()
         self._inbox.close()
+        self._exchange.close()
         self._watching.throw()
         until = time.monotonic() + STOP_S
         for thread in self._threads:
@@ -142,6 +147,11 @@ class Agent:
         """
         self._refuse_unconnected()
         return self.commands.fetch_receipts(self._stopping)
+
+    def check_sum(self, study: str, round_: int, blocks: int | None) -> ShownSum:
+        """Look at a round's sum for a person. Raises Unavailable: at once, if the coordinator is not connected."""
+        self._refuse_unconnected()
+        return self.commands.check_sum(study, round_, blocks, self._stopping)
 
     def approved(self, consent: Consent) -> bool:
         """Tell the coordinator of an approval. False: it cannot be reached, and the next connection does it.
@@ -248,6 +258,8 @@ class Agent:
                     self.commands.keep(event)
                 elif isinstance(event, CertificateFork):
                     self._warn_of(event)
+                elif isinstance(event, SecureShown):
+                    self._exchange.shown(event)
                 else:
                     self._take(event)
         except Unavailable:
@@ -359,6 +371,16 @@ class Agent:
         finally:
             self._ledger.sign()
 
+    # secure
+
+    def _secure(self) -> None:
+        self._exchange.answer(self._stopping, self._decline_attempt)
+
+    def _decline_attempt(self, ref: AttemptRef, error: WardroundError) -> None:
+        """Tell the coordinator a code, and nothing else."""
+        assignment = Assignment(ref.study, ref.revision, ref.digest, ref.round, ref.attempt, TRAIN)
+        self._decline(assignment, reportable_code(error))
+
     # renew
 
     def _renew(self) -> None:
@@ -374,28 +396,4 @@ class Agent:
             raise NeedsPerson(why, hint=error.hint, code=error.code) from None
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Run a thread's work, again after a moment without a file descriptor; an error that no retry helps ends the
-        agent."""
-        name, waits = act.__name__.strip("_"), backoff()
-        try:
-            while self._ran_out(act):
-                log.error("this process has no file descriptor left; %s goes on when it has", name)
-                self._stopping.wait(next(waits))
-                self._inbox.resolve_uploads()  # whoever was to ask may have been stopped by it
-        except Interrupted:
-            return
-        except WardroundError as error:
-            self.fail(as_needs_person(error, self._site) if is_fatal(error) else error)
-        except Exception as error:
-            log.exception("the agent's %s thread failed", name)
-            self.fail(WardroundError(f"a fault in the program ended the agent: {type(error).__name__}"))
-
-    def _ran_out(self, act: Callable[[], None]) -> bool:
-        """Whether a thread's work ended because there was no file descriptor; False when it is done."""
-        try:
-            act()
-        except Exception as error:
-            if isinstance(error, StorageFailed | RefusedForGood) or not descriptors.ran_out(error):
-                raise
-            return True
-        return False
+        guarded(act, self._stopping, self._inbox.resolve_uploads, self.fail, self._site)

@@ -26,10 +26,14 @@ from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugin
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.fitting import declaration_of, declaration_of_fit, fit_of, form_of
+from site_agent.gateway.peer_requests import ShownSum
+from site_agent.gateway.peers import KnownPeers
 from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
 from site_agent.gateway.policy.policy import load
 from site_agent.gateway.requests import Fit, ReleaseDecision, Waiting
+from site_agent.gateway.secure.attempts import Attempts
+from site_agent.gateway.secure.checks import SumChecks
 from site_agent.gateway.summaries import Summaries
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent
 from site_agent.state.directory import SiteState, now_text
@@ -38,7 +42,6 @@ from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, Refused, UsageProblem, WardroundError
-from wardround.local import durable
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.ledger import entries
@@ -57,8 +60,10 @@ class CommandHandler:
         self._state = state
         self._site = site
         self._ledger = ledger
-        self._session = session
+        self.session = session
         self.policy = PolicyEnforcement.of(state, site, ledger)
+        self.peers = KnownPeers(state, site, ledger)
+        self.sums = SumChecks(session, ledger, Attempts(state.secure))
         self.summaries = Summaries(state, ledger, session, self.policy)
         self._log = RateLimitedLog(log)
         self._lock = threading.RLock()
@@ -69,7 +74,7 @@ class CommandHandler:
         Raises:
             Unavailable: it cannot be reached; what was kept before is still there.
         """
-        with self._session.use() as connection:
+        with self.session.use() as connection:
             offered = connection.studies(interrupt, patient=False)
         self.keep_listed(offered)
         return offered
@@ -81,7 +86,7 @@ class CommandHandler:
             Unavailable: it cannot be reached; what was kept before is still there.
             BadData: what came is no such copy; likewise.
         """
-        with self._session.use() as connection:
+        with self.session.use() as connection:
             return receipt_copy.keep(connection.receipts(interrupt), self._site, self._state.receipts)
 
     def keep_listed(self, offered: Sequence[Offer]) -> None:
@@ -151,7 +156,7 @@ class CommandHandler:
 
     def _describe(self, offer: Offer, data: str) -> Described:
         refuse_plugins(offer.plugins, offer.study, self._state.policy)
-        return handoff.ask(self._state.root, Describe(study=approvals.usable(offer), site=self._site.site, data=data))
+        return handoff.ask(self._state.root, Describe(study=offer.document, site=self._site.site, data=data))
 
     def _check(self, offer: Offer, data: str) -> Checked:
         return handoff.ask(self._state.root, Check(study=offer.document, site=self._site.site, data=data))
@@ -169,7 +174,8 @@ class CommandHandler:
         except WardroundError as error:
             lines = {"verdict": error.message}
         since = f"{what} {before.at}" if before is not None else ""
-        return account(offer, described, lines, approvals.ATTEMPTS, before, since)
+        known = (self._site.site, self.peers.fingerprints)
+        return account(offer, described, lines, approvals.ATTEMPTS, before, since, *known)
 
     def approve(self, study: str, data: str, digest: str, person: Person, narrate: Narrate) -> Consent:
         """Approve exactly what was shown, for the data called ``data``.
@@ -181,7 +187,7 @@ class CommandHandler:
             UsageProblem: no such study, or it is over.
             NeedsPerson: what is offered now is not what was shown; there is no policy; the trainer's list of tensors is
                 not the coordinator's; or the policy wants further people, see ``approved_together``.
-            NotPermitted: the policy denies something that the study asks.
+            NotPermitted: the policy denies something that the study asks, or too few of its members are known here.
             WardroundError: what the trainer says about the data.
         """
         offer = self._state.offer(study)
@@ -210,6 +216,7 @@ class CommandHandler:
         consent = approvals.grant(offer, described, trained_on, checked, person, shown.shown())
         request = approvals.study_request(offer, self.policy.coordinator, consent.validation_rows, consent.exposure)
         refuse_study(decide(policy, request), study, self._state.policy)
+        self.peers.refuse_roster(offer, policy)
         with self._lock:
             now, since = self._state.offer(study), self._state.consent(study)
             approvals.refuse_overtaken(consent, now, overtaken=since != before)
@@ -252,7 +259,7 @@ class CommandHandler:
             offer, handoff.ask(self._state.root, Examine(study=offer.document, site=self._site.site, data=data))
         )
         declaration = declaration_of_fit(offer, fit)
-        with self._session.use() as connection:
+        with self.session.use() as connection:
             self._ledger.append(entries.DeclareEntry(
                 study=study, revision=offer.revision, standing=declaration.status.value,
                 num_examples=fit.rows if fit.fits else None, by=person_entry(person),
@@ -322,6 +329,12 @@ class CommandHandler:
             raise UsageProblem(f"round {round_} of `{study}` was already {decision}")
         return consent, journal
 
+    def check_sum(self, study: str, round_: int, blocks: int | None, interrupt: Interrupt) -> ShownSum:
+        """Look at blocks of a round's sum, or at all of them. Raises as ``SumChecks.by_hand``."""
+        consent = approvals.require(self._state.consent(study), study, self._state.offer(study).digest)
+        found = self.sums.by_hand(consent, round_, blocks, interrupt)
+        return ShownSum(found.result, len(found.looked_at), found.of, found.sites, found.why)
+
     def leave(self, person: Person) -> None:
         """Record that the membership ended. From here on this directory is an archive; studies were withdrawn before.
 
@@ -332,22 +345,6 @@ class CommandHandler:
             self._ledger.append(entries.LeftEntry(by=person_entry(person)))
             self._ledger.sign()
             self._state.save_left(person)
-
-    def withdraw_all_and_leave(self, person: Person) -> list[str]:
-        """``leave`` for one command while no service runs. The studies whose withdrawal it was not told."""
-        unreported = []
-        for consent in self.approved():
-            self.record_withdrawal(self.withdraw(consent.study, person), person)
-            try:
-                with self._session.use() as connection:
-                    self.declare(connection, declaration_of(consent, SiteStatus.WITHDRAWN))
-            except durable.StorageFailed:
-                raise
-            except WardroundError as error:
-                log.warning("%s", error.message)
-                unreported.append(consent.study)
-        self.leave(person)
-        return unreported
 
     def approved(self) -> list[Consent]:
         """The consents that stand."""

@@ -28,7 +28,10 @@ class Downloads:
         self._session = session
         self._staging = staging
 
-    def fetch(self, assignment: Assignment, model: ModelRef, consent: Consent, kind: str, interrupt: Interrupt) -> str:
+    def fetch(
+        self, assignment: Assignment, model: ModelRef, consent: Consent, kind: str, interrupt: Interrupt,
+        keep: Path | None = None,
+    ) -> str:  # fmt: skip
         """Put a model, whole and as announced, into staging. Goes on where a broken connection, or a crash, left it.
 
         It is hashed as it comes; one that goes on is read and hashed as a whole. It is not fsynced: what a loss of
@@ -36,6 +39,7 @@ class Downloads:
 
         Args:
             kind: base or best.
+            keep: a further name for it that only the gateway's user reaches.
 
         Returns:
             Its name in staging.
@@ -64,6 +68,8 @@ class Downloads:
                     self._fill(file, len(header), assignment, model, consent, interrupt, hasher)
                 digest = _digest_or_none(path) if begun else hasher.manifest().digest()
                 if digest == model.digest:
+                    if keep is not None:
+                        durable.link(path, keep)
                     self._staging.give(path, name)
                     return name
                 durable.remove(path)

@@ -14,10 +14,10 @@ def form_of(offer: Offer) -> ReportedSection:
 
 
 def fit_of(offer: Offer, examined: Examined) -> Fit:
-    """One word and, of data that fits, its usable rows in the form of the study's counts."""
+    """One word and, of data that fits, its usable rows in the form of the study's counts; masks hide these: 0."""
     if examined.checked is None:
         return Fit(False, 0)
-    return Fit(True, form_of(offer).count(examined.checked.rows))
+    return Fit(True, 0 if offer.is_secure else form_of(offer).count(examined.checked.rows))
 
 
 def declaration_of_fit(offer: Offer, fit: Fit) -> Declaration:

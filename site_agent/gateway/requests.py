@@ -13,39 +13,30 @@ tell      Told             let exactly what was shown leave
 waiting   Waiting          the update that waits for a person
 decide    Decided          release or reject it
 policy    PolicyPut        put another policy in force
+peers     ShownPeers       a study's members, and who of them is known to people here
+know      Done             record that a member's key was compared with its people
+forget    Done             take that back
+check_sum ShownSum         look at blocks of a round's sum
 leave     Left             end the membership
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import ConfigDict, PlainSerializer, PlainValidator, ValidationError
+from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from site_agent.gateway.consent.preview import Preview
+from site_agent.gateway.peer_requests import CheckSum, ForgetPeer, GetPeers, KnowPeer
+from site_agent.gateway.request_form import Answer, Done, Request
 from site_agent.state import codec
-from site_agent.state.codec import STRICT
 from site_agent.state.person import KnownPerson
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import UsageProblem
 from wardround.records.ledger.entries import TensorRow
 from wardround.records.summaries.figures import ColumnFigures
 
 ReleaseDecision = Literal["released", "rejected"]
 MeasuredTensor = Annotated[TensorRow, PlainValidator(TensorRow.from_document), PlainSerializer(TensorRow.document)]
-
-
-class Answer:
-    """An answer that is one JSON object of its fields."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    def document(self) -> dict[str, Any]:
-        return codec.to_document(self)
-
-    @classmethod
-    def from_document(cls, document: Mapping[str, Any]) -> Self:
-        """Raises ValueError: it is another answer."""
-        return codec.from_document(cls, document)
 
 
 @dataclass(frozen=True)
@@ -61,11 +52,6 @@ class ServiceStatus(Answer):
     uid: int
     certificate_fork_since: str
     trainer_problem: str
-
-
-@dataclass(frozen=True)
-class Done(Answer):
-    """It was done, and there is nothing to say of it."""
 
 
 @dataclass(frozen=True)
@@ -211,35 +197,6 @@ class Left(Answer):
     unreported: tuple[str, ...]
 
 
-A = TypeVar("A", bound=Answer | Preview)
-
-
-class Request(Generic[A]):
-    """One request, whose answer is an ``A``."""
-
-    command: ClassVar[str]
-    __pydantic_config__: ClassVar[ConfigDict] = STRICT
-
-    def document(self) -> dict[str, Any]:
-        return {**codec.to_document(self), "command": self.command}
-
-    def answer_from(self, document: Mapping[str, Any]) -> A:
-        """The service's answer.
-
-        Raises:
-            BadData: it is no answer to this request.
-        """
-        kind: Any = get_args(type(self).__orig_bases__[0])[0]  # type: ignore[attr-defined]
-        try:
-            answer: A = kind.from_document(document)
-            return answer
-        except (ValueError, KeyError, BadData):
-            raise BadData(
-                f"the running service's answer to `{self.command}` has not its form",
-                hint="the service and this command must be of the same release; start the service again",
-            ) from None
-
-
 @dataclass(frozen=True)
 class Status(Request[ServiceStatus]):
     """Answered at once."""
@@ -372,7 +329,7 @@ class Leave(Request[Left]):
 
 AnyRequest = (
     Status | Refresh | FetchReceipts | GetPreview | Approve | Withdraw | SendFit | ListSummaries | GetSummary
-    | TellSummary | GetWaiting | Decide | PutPolicy | Leave
+    | TellSummary | GetWaiting | Decide | PutPolicy | GetPeers | KnowPeer | ForgetPeer | CheckSum | Leave
 )  # fmt: skip
 REQUESTS: dict[str, type[AnyRequest]] = {kind.command: kind for kind in get_args(AnyRequest)}
 

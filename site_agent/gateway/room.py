@@ -36,5 +36,5 @@ def with_room(act: Callable[[], T], what: str, interrupt: Interrupt) -> T:
             until = until or time.monotonic() + ROOM_S
             if isinstance(error, StorageFailed) or time.monotonic() >= until:
                 raise
-            log.warning("%s waits for the disk: %s. %s", what, error.message, error.hint)
+            log.warning("%s waits for the disk: %s", what, f"{error.message}; {error.hint}".removesuffix("; "))
             interrupt.wait(next(waits))

@@ -32,10 +32,11 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import Measured
 from site_agent.gateway.exit.staging import Staging
 from site_agent.gateway.room import with_room
+from site_agent.gateway.secure.checks import SumChecks
+from site_agent.gateway.secure.exchange import SecureRounds
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
-from wardround.local import durable
 from wardround.records import trainer as records
 from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment, SiteStatus
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
@@ -57,11 +58,12 @@ class Rounds:
         ledger: Ledger,
         trainer: Trainer,
         declare: Callable[..., object],
+        secure: SecureRounds,
     ) -> None:
         """``declare``: tells the coordinator where this site stands with an assignment."""
         self._state = state
         self._declare = declare
-        self._site = site
+        self._secure, self._sums, self._site = secure, SumChecks(session, ledger, secure.attempts), site
         self._session = session
         self._ledger = ledger
         self._trainer = trainer
@@ -132,16 +134,17 @@ class Rounds:
         if journal.decision:
             log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
-        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal))
+        fresh = journal.phase not in ("trained", "held", "uploading")
+        if fresh:
+            self._refuse_denied(assignment, consent, journal)  # before the work, not after
+        masking = self._secure.begun(assignment, journal, consent, interrupt) if consent.is_secure else None
+        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal), masking)
         if upload is None:
-            measured = None
-            if journal.phase not in ("trained", "held", "uploading"):
-                self._refuse_denied(assignment, consent, journal)  # before the work, not after
-                measured = self._train(assignment, consent, journal, interrupt)
+            measured = self._train(assignment, consent, journal, interrupt) if fresh else None
             interrupt.check()
             self._refuse_other_consent(consent)
             file, meter = self._own_copy(journal), self._session.meter
-            upload = egress.record(self._ledger, self._policy, meter, journal, consent, file, measured)
+            upload = egress.record(self._ledger, self._policy, meter, journal, consent, file, measured, masking)
             if upload is None:
                 self._hold(journal)
                 return True
@@ -250,16 +253,18 @@ class Rounds:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
         journal.phase = "training"
         self._state.save_journal(journal, "content")
-        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt)
+        keep = self._sums.keep(consent, assignment)
+        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt, keep)
+        self._sums.before_training(consent, assignment, interrupt)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
         estimate = Estimate(lambda left_s: self._declare(assignment, SiteStatus.TRAINING, estimate_s=left_s))
         form = records.Train if assignment.kind == TRAIN else records.Validate
         request = form(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest, site=self._site.site,
-            data=_approved(consent), round=assignment.round, base=base, base_digest=assignment.base.digest,
+            data=consent.approved_data, round=assignment.round, base=base, base_digest=assignment.base.digest,
         )  # fmt: skip
         try:
-            result = self._ask(request, interrupt, estimate.note)
+            result = self._ask(request, interrupt, None if consent.is_secure else estimate.note)  # time tells rows
         except Interrupted:
             self._abort(request)
             raise
@@ -324,6 +329,7 @@ class Rounds:
         if assignment.reason == "finished" and consent.state == "approved":
             self._finish(assignment, consent, interrupt)
         self._forget_files(journal)
+        self._secure.ended(assignment.study)
         journal.ended = assignment.reason
         self._state.save_journal(journal)
         log.info("study `%s` is %s", assignment.study, assignment.reason)
@@ -337,7 +343,7 @@ class Rounds:
         rows = assignment.contributions
         self._ask(records.Finish(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
-            site=self._site.site, data=_approved(consent), best=best,
+            site=self._site.site, data=consent.approved_data, best=best,
             contributors={row.site: list(row.rounds) for row in rows},
             capped={row.site: list(row.capped) for row in rows if row.capped},
             left_out={row.site: list(row.left_out) for row in rows if row.left_out},
@@ -388,13 +394,5 @@ class Rounds:
             log.warning("the trainer could not be told to stop: %s", error.message)
 
     def _forget_files(self, journal: Journal) -> None:
-        durable.remove(self._state.own_copy(journal.study), lasting=False)
         self._staging.remove(journal.update)
         self._downloads.forget(journal.study)
-
-
-def _approved(consent: Consent) -> records.ApprovedData:
-    """What a person approved that is trained on, as the trainer is told of it."""
-    return records.ApprovedData(
-        name=consent.data.name, digest=consent.data.digest, network=consent.data.network, weights=consent.data.weights,
-    )  # fmt: skip

@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from site_agent.gateway import requests
+from site_agent.gateway import peer_requests, requests
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import person_entry
 from site_agent.gateway.monitoring import Monitoring
+from site_agent.gateway.request_form import Answer, Done
 from site_agent.gateway.trainer_process import TrainerProcess
 from site_agent.state import formats
 from site_agent.state.directory import SiteState
@@ -96,14 +97,14 @@ class RequestDispatcher:
             agent.connected, os.geteuid(), agent.certificate_fork_since, self._trainer_problem()
         )
 
-    def _answer(self, request: requests.AnyRequest, progress: control.Reply) -> requests.Answer | Preview:
+    def _answer(self, request: requests.AnyRequest, progress: control.Reply) -> Answer | Preview:
         agent, handler = self._agent, self._agent.commands
         match request:
             case requests.Status():
                 return self.status()
             case requests.Refresh():
                 agent.refresh()
-                return requests.Done()
+                return Done()
             case requests.FetchReceipts():
                 return requests.Receipts(agent.fetch_receipts())
             case requests.GetPreview(study, data):
@@ -129,6 +130,16 @@ class RequestDispatcher:
                 return requests.Decided(agent.decide(study, round_, decision, update, _person(by)))
             case requests.PutPolicy(text, before, by):
                 return requests.PolicyPut(handler.policy.put(text.encode(), before, person_entry(_person(by))))
+            case peer_requests.GetPeers(study):
+                return handler.peers.of_study(study)
+            case peer_requests.KnowPeer(site, fingerprint, by):
+                handler.peers.know(site, fingerprint, _person(by))
+                return Done()
+            case peer_requests.ForgetPeer(site, by):
+                handler.peers.forget(site, _person(by))
+                return Done()
+            case peer_requests.CheckSum(study, round_, blocks):
+                return agent.check_sum(study, round_, blocks)
             case requests.Leave(by):
                 return requests.Left(tuple(agent.leave(_person(by))))
 

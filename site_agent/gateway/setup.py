@@ -1,6 +1,7 @@
 """Opens a site's connection, ledger and command handler: for the agent, or for one command while no service runs."""
 
 import datetime
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,12 +13,17 @@ from site_agent.gateway.connection.session import Session
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.fitting import declaration_of
 from site_agent.state import formats
 from site_agent.state.directory import SiteState
+from site_agent.state.person import Person
 from site_agent.state.site import Site
 from wardround.errors import NeedsPerson, RefusedForGood, Unavailable, WardroundError
 from wardround.local import durable
+from wardround.records.assignment import SiteStatus
 from wardround.records.invitation import stamp
+
+log = logging.getLogger(__name__)
 
 
 def is_fatal(error: WardroundError) -> bool:
@@ -75,3 +81,20 @@ def as_needs_person(error: WardroundError, site: Site) -> NeedsPerson:
     why = error.message.removesuffix(f" ({error.code})")
     message = f"the coordinator at {site.address} refuses site `{site.site}` ({error.code}): {why}"
     return NeedsPerson(message, hint=error.hint, code=error.code)
+
+
+def withdraw_all_and_leave(handler: CommandHandler, person: Person) -> list[str]:
+    """End the membership for one command while no service runs. The studies whose withdrawal it was not told."""
+    unreported = []
+    for consent in handler.approved():
+        handler.record_withdrawal(handler.withdraw(consent.study, person), person)
+        try:
+            with handler.session.use() as connection:
+                handler.declare(connection, declaration_of(consent, SiteStatus.WITHDRAWN))
+        except durable.StorageFailed:
+            raise
+        except WardroundError as error:
+            log.warning("%s", error.message)
+            unreported.append(consent.study)
+    handler.leave(person)
+    return unreported

@@ -9,7 +9,8 @@ from typing import Any
 from site_agent.audit.left import LedgerReader, Left
 from site_agent.gateway import requests
 from site_agent.gateway.consent.rows import StudyRow, study_rows
-from site_agent.gateway.requests import A, Request, ServiceStatus
+from site_agent.gateway.request_form import A, Request
+from site_agent.gateway.requests import ServiceStatus
 from site_agent.state.directory import SiteState
 from site_agent.state.site import Site
 from wardround.errors import Unavailable, WardroundError

@@ -15,7 +15,7 @@ from site_agent.state.person import KnownPerson, Person
 from site_agent.state.tensors import Specs
 from wardround.records.plugins import Plugin
 from wardround.records.study import ReportedSection
-from wardround.records.trainer import FilesStatus, PrivateTensor
+from wardround.records.trainer import ApprovedData, FilesStatus, PrivateTensor
 
 APPROVED: Final = "approved"
 WITHDRAWN: Final = "withdrawn"
@@ -74,6 +74,7 @@ class Consent:
         document: the resolved study, as it was when it was approved: perhaps by an older release.
         attempts: how often each of its rounds may be asked for.
         files: how the data's files lay there when they were read for the approval.
+        averages: whether the next model is the last one and the mean of the updates, so that a sum gives its bits.
         also_by: who approved exactly this before ``approved_by`` did, where the policy wants more than one person.
     """
 
@@ -100,6 +101,7 @@ class Consent:
     withdrawn_by: KnownPerson | None = None
     withdrawn_at: str = ""
     also_by: tuple[KnownPerson, ...] = ()
+    averages: bool = False
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -136,6 +138,17 @@ class Consent:
     def evaluates(self) -> bool:
         """Whether nothing was approved but to judge models: no tensor may leave, so nothing is trained."""
         return not self.upload
+
+    @property
+    def approved_data(self) -> ApprovedData:
+        """What is trained on, as the trainer is told of it."""
+        data = self.data
+        return ApprovedData(name=data.name, digest=data.digest, network=data.network, weights=data.weights)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether updates leave with masks alone."""
+        return self.document.get("secure_aggregation") is not None
 
     @property
     def train_rows(self) -> int:

@@ -123,6 +123,16 @@ class Offer:
         """Which numbers go with an update, and how exactly."""
         return reported_of(self.document, self.study)
 
+    @cached_property
+    def file(self) -> StudyFile:
+        """Its settings, typed."""
+        return StudyFile.from_document(self.document)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether updates leave with masks alone."""
+        return self.document.get("secure_aggregation") is not None
+
     @property
     def plugins(self) -> tuple[Plugin, ...]:
         """Whose code it runs here besides ours."""

@@ -36,6 +36,7 @@ EGRESS = "site_agent/gateway/exit/egress.py"
 STAGING = "site_agent/gateway/exit/staging.py"
 
 EVERY = ('updates = "none"', 'updates = "every"')
+pytestmark = pytest.mark.fresh  # what a trainer is, from its first instruction, is the subject
 
 
 @pytest.fixture

@@ -29,13 +29,15 @@ SITES = ("alpha", "bravo", "charlie")
 
 def study_document(**study: Any) -> dict[str, Any]:
     """A resolved study of three sites and two rounds, with some keys of [study] replaced."""
-    tables = {
+    tables: dict[str, Any] = {
         "study": {"name": "trial", "sites": list(SITES), "rounds": 2, "round_deadline_s": 60, **study},
         "task": {"name": "tabular", "label": "y", "classes": ["0", "1"], "features": [{"name": "x"}]},
         "model": {"name": "mlp"},
         "algorithm": {"name": "fedavg"},
         "training": {"local_steps": 1},
     }
+    if secure := tables["study"].pop("secure_aggregation", None):
+        tables |= {"secure_aggregation": secure, "limits": {"max_weight": 1.0}}
     return resolve(StudyFile.model_validate(tables)).document()
 
 

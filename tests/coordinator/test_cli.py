@@ -16,20 +16,21 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator.answers import SiteList, SiteRow
-from coordinator.cli import members, models
+from coordinator.cli import asking, members, models
 from coordinator.cli.main import app
+from coordinator.member_answers import Noted
+from coordinator.requests import NoteExport
 from coordinator.state_directory import State
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from coordinator.storage.schema import newest_schema
-from fl_algorithms.resolving import resolve
 from tests import commands as processes
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
-from wardround.local import directory
+from wardround.errors import TryAgain
+from wardround.local import control, directory
 from wardround.records.invitation import Invitation
-from wardround.records.study import load
-from wardround.signing import canonical, certificates
+from wardround.signing import certificates
 from wardround.tensors.files import TensorFile
 
 BIN = Path(sys.executable).parent
@@ -258,17 +259,14 @@ def test_study_check_prints_the_study_with_its_defaults_and_refuses_a_wrong_key(
     assert "error: study.toml: unknown key `local_step` in [training]\nhint: did you mean `local_steps`?" in said
 
 
-def test_a_study_with_secure_aggregation_is_refused_as_written_and_as_resolved_elsewhere(commands: Commands) -> None:
+def test_a_study_with_secure_aggregation_waits_until_its_sites_have_enrolled(commands: Commands) -> None:
     commands.study.write_text(
         STUDY.replace('"bravo"]', '"bravo", "carol"]').replace("quorum = 1\n", "")
         + "[limits]\nmax_weight = 1.0\n[secure_aggregation]\nrange = 1.0\n"
     )
-    resolved = commands.folder / "study.json"
-    resolved.write_bytes(canonical.dumps(resolve(load(commands.study), lab=True).document()))
-    for study in (commands.study, resolved):
-        _, said = commands.run("study", "create", study, "--initial", commands.initial, code=65)
-        assert "[secure_aggregation] works in the lab alone: between hospitals, coordinator and gateways do not" in said
-        assert "without that table it runs across hospitals, and the coordinator sees each update in clear" in said
+    _, said = commands.run("study", "create", commands.study, "--initial", commands.initial, code=78)
+    assert "with [secure_aggregation] a study names its sites' keys, and alpha, bravo, carol have not enrolled" in said
+    assert "hint: `coordinator invite alpha`, and create the study when all have joined" in said
     out, _ = commands.run("study", "list", "--json")
     assert json.loads(out) == {"studies": []}
 
@@ -330,6 +328,7 @@ def test_an_address_in_use_is_named(commands: Commands) -> None:
     assert f"error: cannot listen at {commands.address}: it is in use, or not an address of this machine\n" in said
 
 
+@pytest.mark.fresh
 def test_the_service_stops_cleanly_on_sigterm_and_can_listen_elsewhere(commands: Commands) -> None:
     assert commands.serve().stop() == 0
     listen = f"127.0.0.1:{free_port()}"
@@ -545,3 +544,22 @@ def test_a_sites_directory_is_refused_also_while_its_agent_listens_there(command
         agent.listen()
         _, said = commands.run("sites", code=78)
     assert "is a site's state directory" in said
+
+
+def test_a_command_that_is_given_while_the_service_starts_is_answered_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`systemctl start` returns before there is a socket; the command finds none, and then the lock taken."""
+    (tmp_path / directory.COORDINATOR).write_text("")
+    answers = iter([False, True])
+    monkeypatch.setattr(control, "serves", lambda state, socket: next(answers))
+    monkeypatch.setattr(control, "call", lambda *args, **options: {"federation": "north"})
+
+    def taken(*args: object) -> object:
+        raise TryAgain("in use")
+
+    monkeypatch.setattr(asking, "_answer_here", taken)
+    assert asking.ask(tmp_path, NoteExport(), Noted) == Noted(federation="north")
+    answers = iter([False, False])
+    with pytest.raises(TryAgain, match="in use"):
+        asking.ask(tmp_path, NoteExport(), Noted)

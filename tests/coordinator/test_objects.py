@@ -1,9 +1,15 @@
 """Models and updates in an object store too: a standby without a common folder goes on with what it finds there."""
 
+import contextlib
+import socket
+import subprocess
+import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fsspec.core import url_to_fs
 
 from coordinator import standby_file
 from coordinator.state_directory import State, Storage, blobs_from
@@ -15,19 +21,61 @@ from tests.coordinator.postgres import Postgres
 from tests.coordinator.test_damaged_files import flip
 from tests.coordinator.test_restore import backup_of
 from tests.coordinator.test_rounds import expected_model, model_bytes
+from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, TryAgain, UsageProblem
 from wardround.tensors.files import TensorFile
 
 SECRET = b"a passphrase of some length"
 
 
-@pytest.fixture(params=["memory", "file"])
+S3 = pytest.param("s3", marks=pytest.mark.chaos)  # a server of its own, of which the start alone takes seconds
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """A bucket of a server on loopback that speaks S3, as the environment of the machine names it."""
+    with pytest.MonkeyPatch.context() as environment, socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        address = f"http://127.0.0.1:{port}"
+        for name, value in {
+            "AWS_ENDPOINT_URL": address, "AWS_ACCESS_KEY_ID": "of-the-test", "AWS_SECRET_ACCESS_KEY": "of-the-test",
+            "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true", "NO_PROXY": "127.0.0.1",
+        }.items():  # fmt: skip
+            environment.setenv(name, value)
+        taken.close()
+        line = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+            try:
+                wait_until(lambda: _listens(port), "the store listens", 60)
+                url_to_fs("s3://")[0].mkdir("of-north")
+                yield "s3://of-north"
+            finally:
+                server.terminate()
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5):
+        return True
+    return False
+
+
+def address_in(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if kind == "file":
+        return f"file://{tmp_path}/objects"
+    place = request.getfixturevalue("s3") if kind == "s3" else "memory:/"
+    return f"{place}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(params=["memory", "file", S3])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"memory://{uuid.uuid4().hex}/of-north" if request.param == "memory" else f"file://{tmp_path}/objects"
+    return address_in(request.param, request, tmp_path)
 
 
-def test_a_standby_goes_on_in_the_middle_of_a_round_with_what_it_fetches(tmp_path: Path, postgres: Postgres) -> None:
-    url = f"memory://{uuid.uuid4().hex}/of-north"
+@pytest.mark.parametrize("kind", ["memory", S3])
+def test_a_standby_goes_on_in_the_middle_of_a_round_with_what_it_fetches(
+    kind: str, tmp_path: Path, postgres: Postgres, request: pytest.FixtureRequest
+) -> None:
+    url = address_in(kind, request, tmp_path)
     place = Place(tmp_path, Storage(database=postgres.new_database(), blobs=url))
     sites = place.begin(rounds=2)
     assignments = [site.next_assignment() for site in sites]

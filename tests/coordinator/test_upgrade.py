@@ -1,6 +1,5 @@
 """From a state directory of the first version, in the middle of a study, to this version: what an operator does."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,35 +8,13 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from coordinator.cli.main import app
-from coordinator.state_directory import State
-from coordinator.storage import sqlite
 from coordinator.storage.database import Store
 from coordinator.storage.schema import newest_schema
 from tests.coordinator.conftest import SITES, Place
 from tests.coordinator.test_restore import answer_all
 from tests.coordinator.test_rounds import expected_model, model_bytes
+from tools.evidence_year import as_the_first_version_left_it
 from wardround.errors import NeedsPerson
-
-
-def as_the_first_version_left_it(state: State) -> None:
-    """Give a state directory the tables of the first migration, with the rows that fit them, and no second copies."""
-    newer = state.database.with_name("newer.db")
-    for suffix in ("", "-wal", "-shm"):
-        if (path := Path(f"{state.database}{suffix}")).exists():
-            path.rename(f"{newer}{suffix}")
-    sqlite.migrate(state.database, "0001")
-    engine = sa.create_engine(f"sqlite:///{state.database}")
-    with engine.begin() as connection:
-        names = sa.inspect(connection).get_table_names()
-        connection.exec_driver_sql(f"ATTACH DATABASE '{newer}' AS newer")
-        for name in names:
-            if name != "alembic_version":
-                columns = ", ".join(f'"{column["name"]}"' for column in sa.inspect(connection).get_columns(name))
-                connection.exec_driver_sql(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM newer.{name}")
-    engine.dispose()
-    for suffix in ("", "-wal", "-shm"):
-        Path(f"{newer}{suffix}").unlink(missing_ok=True)
-    shutil.rmtree(state.blobs / "spare")
 
 
 def test_a_study_goes_on_after_the_upgrade_and_nobody_joins_or_approves_again(place: Place) -> None:

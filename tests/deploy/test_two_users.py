@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tools.machines import opening
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 NEEDED = ("systemd-sysusers", "systemd-tmpfiles", "unshare", "setpriv")
@@ -93,37 +95,9 @@ print(json.dumps({
 """
 
 
-# Python and the checkout may lie where only root may look, which /opt/wardround does not. In a mount namespace of its
-# own, what is needed is bound again under a folder that is open.  $1: closed folder, $2...: needed below it, then --
-OPENED = """
-set -eu
-closed=$1; shift
-mount --make-rprivate /
-kept=$(mktemp -d); mount -t tmpfs -o mode=0700 none "$kept"
-n=0; needed=""
-while [ "$1" != -- ]; do
-  n=$((n + 1)); mkdir "$kept/$n"; mount --bind "$1" "$kept/$n"; needed="$needed $1"; shift
-done
-shift
-mount -t tmpfs -o mode=0755 none "$closed"
-n=0
-for path in $needed; do n=$((n + 1)); (umask 022; mkdir -p "$path"); mount --bind "$kept/$n" "$path"; done
-umount -l "$kept"; rmdir "$kept"
-exec "$@"
-"""
-
-
 def opened(command: list[str], *, net: bool = True) -> list[str]:
     """``command``, run where every user can run this Python; with ``net=False``, without network."""
-    namespaces = ["unshare", "--mount", *([] if net else ["--net"])]
-    closed: dict[str, list[str]] = {}
-    for path in dict.fromkeys([sys.base_prefix, sys.prefix, str(REPOSITORY)]):
-        folder = next((str(parent) for parent in reversed(Path(path).parents) if not parent.stat().st_mode & 1), "")
-        if folder:
-            closed.setdefault(folder, []).append(path)
-    for folder, paths in closed.items():
-        command = ["sh", "-c", OPENED, "sh", folder, *paths, "--", *command]
-    return [*namespaces, *command]
+    return ["unshare", "--mount", *([] if net else ["--net"]), *opening(command)]
 
 
 @dataclass(frozen=True)

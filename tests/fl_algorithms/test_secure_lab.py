@@ -151,24 +151,11 @@ def test_networks_that_share_different_tensors_have_no_common_sum() -> None:
     file = StudyFile.model_validate(tables("fedavg") | {"networks": {"other": {"name": "mlp", "hidden": [2]}}})
     row = replace(registry.METHODS["fedavg"], heterogeneous=True)  # as one of a plug-in may be; ours distill
     with pytest.raises(BadData) as error:
-        secure_aggregation_of(file, row, "study.toml", lab=True)
+        secure_aggregation_of(file, row, "study.toml")
     assert error.value.message == (
         "study.toml: with [secure_aggregation], sites whose networks share different tensors have no common sum"
     )
     assert error.value.hint == "leave [networks] out, or a method that exchanges predictions or a bypass"
-
-
-def test_across_hospitals_such_a_study_is_refused_and_the_sentence_says_what_works() -> None:
-    with pytest.raises(BadData) as error:
-        resolve(StudyFile.model_validate(tables("fedavg")))
-    assert error.value.message == (
-        "study.toml: [secure_aggregation] works in the lab alone: between hospitals, coordinator and gateways do not "
-        "exchange keys, shares and masked updates yet"
-    )
-    assert error.value.hint == (
-        "`fl-lab run study.toml --data DIR --masked`; without that table it runs across hospitals, and the coordinator "
-        "sees each update in clear"
-    )
 
 
 def test_the_section_is_in_the_studys_digest_with_its_threshold_filled_in() -> None:

@@ -10,11 +10,12 @@ import pytest
 from fl_algorithms.resolving import resolve
 from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent.account import Account, account, attempt_bits, changes, number_bits, settings
-from site_agent.gateway.consent.approvals import usable
 from site_agent.state.directory import Offer
-from wardround.errors import NeedsPerson
+from tests.secure_world import key_of
+from tests.site_agent.secure_sites import study_of
 from wardround.records.study import ReportedSection, load
 from wardround.records.trainer import Described
+from wardround.signing import dsse
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.toml"))
@@ -175,14 +176,14 @@ def test_a_list_of_small_tables_has_a_line_for_each_and_no_value_can_pass_for_an
     }
 
 
-def test_a_study_with_secure_aggregation_is_not_taken_for_one_in_clear() -> None:
-    """This release adds no masks at the gateway: it says so, and nothing is approved."""
-    document = small() | {"secure_aggregation": {"range": "1.0"}}
-    with pytest.raises(NeedsPerson) as error:
-        usable(offer(document))
-    assert error.value.message == (
-        "study `hearts` is to run with [secure_aggregation], and this release adds masks in the lab alone: between "
-        "hospitals it cannot keep that promise"
+def test_with_secure_aggregation_it_says_what_the_coordinator_will_see_and_behind_whom_one_hides() -> None:
+    document = study_of(("amsterdam", "bergen", "charite")).document()
+    known = dsse.keyid(key_of("charite").public_key())
+    shown = account(offer(document), DESCRIBED, {}, 8, site="bergen", known=frozenset([known])).lines
+    assert shown["seen by"] == (
+        "the coordinator, as the sum over at least 3 hospitals, with the numbers below; never this hospital's own "
+        "update. Every member may check the sum, and learns from it the sum of the others"
     )
-    assert error.value.hint == "nothing was approved and nothing is sent; `fl-lab run --masked` is what works"
-    assert usable(offer(small())) == small()
+    assert shown["member charite"] == f"{known}: known to people here"
+    assert shown["member amsterdam"].endswith(": nobody here knows it")
+    assert shown["member bergen"].endswith(": this site")

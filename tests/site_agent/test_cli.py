@@ -279,6 +279,7 @@ def test_a_missing_ledger_exits_78_where_no_site_is(shell: Shell) -> None:
     assert "has not joined a federation" in shell.run("audit", "verify", code=78).stderr
 
 
+@pytest.mark.fresh
 def test_gateway_and_trainer_run_together_as_one_command(shell: Shell) -> None:
     shell.join()
     assert shell.trainer is not None

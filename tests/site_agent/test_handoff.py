@@ -44,12 +44,7 @@ from wardround.records.trainer import (
 )
 
 WAIT_S = 60
-LISTEN = """
-import sys
-from pathlib import Path
-from site_agent.trainer.listener import listen_forever
-listen_forever(Path(sys.argv[1]))
-"""
+LISTEN = [sys.executable, "-m", "site_agent.cli.main", "run", "--only", "trainer", "--state"]
 
 
 @pytest.fixture
@@ -71,7 +66,7 @@ def listening(state: Path) -> Iterator[Trainer]:
 
 @contextmanager
 def listener_process(state: Path) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-c", LISTEN, str(state)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*LISTEN, str(state)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -111,6 +106,7 @@ def ended(pid: int) -> bool:
     return bool(ready)
 
 
+@pytest.mark.fresh  # it imports torch when it is isolated
 def test_rounds_in_an_isolated_worker_are_the_same_bits_as_in_this_process(hospital: Hospital, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = Hospital.make(tmp_path / "other")
@@ -328,13 +324,8 @@ def test_worker_dies_with_a_listener_that_is_killed_and_the_next_one_goes_on(hos
 @pytest.mark.chaos
 def test_second_trainer_of_a_state_directory_is_refused(hospital: Hospital) -> None:
     with listener_process(hospital.state):
-        done = subprocess.run(
-            [sys.executable, "-c", LISTEN, str(hospital.state)],
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-            check=False,
-        )
+        line = [*LISTEN, str(hospital.state)]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert "is in use by site-agent run --only trainer" in done.stderr
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import pwd
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ import typer
 
 from site_agent import audit
 from site_agent.cli import policy_edits
+from site_agent.gateway.exit import enforcement
+from site_agent.gateway.exit.ledger import Ledger
 from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools import verify_ledger
-from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
+from wardround.local import durable
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 
@@ -64,6 +68,39 @@ def test_a_policy_that_was_changed_meanwhile_is_not_written_over(world: SiteWorl
     with pytest.raises(NeedsPerson, match="is not the policy any more that was to be changed; nothing was changed"):
         put(world, before.decode().replace('"none"', '"every"'), before)
     assert world.state.policy.read_bytes() == meanwhile
+
+
+def test_no_policy_is_in_force_without_its_line_in_the_ledger(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the line is to be written."""
+    before = drafted(world)
+
+    def full(*_: object, **__: object) -> None:
+        raise CannotWrite("ledger: No space left on device")
+
+    monkeypatch.setattr(Ledger, "append", full)
+    with pytest.raises(CannotWrite):
+        put(world, before.decode().replace('"none"', '"every"'), before)
+    assert world.state.policy.read_bytes() == before
+
+
+def test_a_policy_that_did_not_come_into_force_is_taken_back_in_the_ledger(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = drafted(world)
+    write_file = durable.write_file
+
+    def full(path: Path, *rest: object, **named: object) -> None:
+        if path == world.state.policy:
+            raise CannotWrite(f"{path}: No space left on device")
+        write_file(path, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(enforcement.durable, "write_file", full)
+    with pytest.raises(CannotWrite, match=r"policy\.toml: No space left"):
+        put(world, before.decode().replace('"none"', '"every"'), before)
+    assert world.state.policy.read_bytes() == before
+    assert [line["sha256"] for line in world.lines("policy")][-1] == sha256(before)
 
 
 def test_what_is_no_policy_is_not_put_in_force(world: SiteWorld) -> None:
@@ -119,6 +156,29 @@ def test_the_editor_is_asked_again_until_it_is_a_policy(
     assert asked == ["Edit it again? Otherwise nothing is changed.", "Put this policy in force?"]
     assert 'updates = "first"' in (shell.state / "policy.toml").read_text()
     assert "release.updates: none before, first now" in capsys.readouterr().out
+
+
+def test_what_a_person_wrote_is_kept_where_it_cannot_be_put_in_force(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run("policy", "draft", STUDY)
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nsed -i "s/\\"none\\"/\\"first\\"/" "$1"\n')
+    editor.chmod(0o755)
+
+    def full(*_: object) -> str:
+        raise CannotWrite("policy.toml: No space left on device")
+
+    monkeypatch.setenv("VISUAL", str(editor))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda question, **_: None)
+    monkeypatch.setattr(policy_edits, "put_policy", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(CannotWrite):
+        policy_edits.edit(shell.state)
+    (kept,) = tmp_path.glob("wardround-policy-*/policy.toml")
+    assert 'updates = "first"' in kept.read_text()
+    assert f"`site-agent policy apply {kept}`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from site_agent import audit
+from site_agent.gateway import room
 from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import SiteState, study_state
@@ -213,6 +214,7 @@ def test_when_the_ledger_cannot_be_written_nothing_is_sent(world: SiteWorld, mon
         append_all(self, entries)
 
     monkeypatch.setattr(Ledger, "append_all", full)
+    monkeypatch.setattr(room, "ROOM_S", 0)
     world.coordinator.assign(STUDY, 1)
     declined(world, "DECLINED_RESOURCES")
     monkeypatch.undo()
@@ -220,6 +222,24 @@ def test_when_the_ledger_cannot_be_written_nothing_is_sent(world: SiteWorld, mon
     world.coordinator.wait_receipts(1)
     assert world.trainer is not None
     assert len(world.trainer.commands("train")) == 1
+
+
+def test_a_disk_that_is_full_for_a_moment_costs_no_round(world: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.ready()
+    append_all, tries = Ledger.append_all, 0
+
+    def full_twice(self: Ledger, entries: Sequence[Entry]) -> None:
+        nonlocal tries
+        tries += any(isinstance(entry, UploadEntry) for entry in entries)
+        if tries in (1, 2):
+            raise CannotWrite("ledger/000001.jsonl: No space left on device")
+        append_all(self, entries)
+
+    monkeypatch.setattr(Ledger, "append_all", full_twice)
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert world.trainer is not None
+    assert (tries, len(world.trainer.commands("train"))) == (3, 1)
 
 
 # A person at the door.
@@ -357,8 +377,11 @@ def test_every_byte_of_every_message_is_in_the_ledger(world: SiteWorld) -> None:
 # What crosses beside it.
 
 
-def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(world: SiteWorld) -> None:
+def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Canaries in what the trainer raises, in the state's path, in the policy and in the person's name."""
+    monkeypatch.setattr(room, "ROOM_S", 0)
     canary = "CANARY-7f3a"
     world.state = SiteState(world.folder / canary)
     world.join()

@@ -43,7 +43,7 @@ def test_a_round_goes_on_when_there_is_room_again(caplog: pytest.LogCaptureFixtu
     waits = Waits()
     assert with_room(failing(3, FULL), "round 2 of `trial`", waits)
     assert waits.times == 3
-    said = "round 2 of `trial` waits for the disk: /data has 3 MiB free, a round needs 120 MiB. free some space"
+    said = "round 2 of `trial` waits for the disk: /data has 3 MiB free, a round needs 120 MiB; free some space"
     assert said in caplog.text
 
 

@@ -13,7 +13,8 @@ from site_agent.gateway import requests
 from site_agent.gateway.consent.account import Account, Group, Line
 from site_agent.gateway.consent.facts import facts
 from site_agent.gateway.consent.preview import Preview
-from site_agent.gateway.requests import Answer, AnyRequest, request_from
+from site_agent.gateway.request_form import Answer, Done
+from site_agent.gateway.requests import AnyRequest, request_from
 from site_agent.state import codec
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Endorsement, Shown, TrainedData
 from site_agent.state.journal import Journal
@@ -99,7 +100,7 @@ TELLING = st.builds(
 )  # fmt: skip
 ANSWERS = st.one_of(
     st.builds(requests.ServiceStatus, st.booleans(), COUNT, TEXT),
-    st.builds(requests.Done),
+    st.builds(Done),
     st.builds(requests.Receipts, COUNT),
     st.builds(requests.Approved, st.booleans(), COUNT, HEX, TEXT, TEXT),
     st.builds(requests.Withdrawn, st.booleans()),
@@ -163,7 +164,7 @@ def test_a_preview_crosses_the_control_socket_with_its_accounts_digest(account: 
 def test_each_request_has_one_command_and_an_answer() -> None:
     assert set(requests.REQUESTS) == {
         "status", "refresh", "receipts", "preview", "approve", "withdraw", "fit", "summaries", "summary",
-        "tell", "waiting", "decide", "policy", "leave",
+        "tell", "waiting", "decide", "policy", "leave", "peers", "know", "forget", "check_sum",
     }  # fmt: skip
     assert len(requests.REQUESTS) == len(get_args(AnyRequest))
     assert requests.Withdraw("hearts", Person("dpo", 1)).answer_from({"reported": True}) == requests.Withdrawn(True)

@@ -1,10 +1,11 @@
-"""Short runs of what `docs/evidence.md` has at length: kills, system calls that fail, and a full disk."""
+"""Short runs of what `docs/evidence.md` has at length: kills, system calls that fail, a full disk, and a year."""
 
+import os
 from dataclasses import dataclass
 
 import pytest
 
-from tools import evidence_disk, evidence_kills, evidence_syscalls
+from tools import evidence_disk, evidence_kills, evidence_syscalls, evidence_year
 from tools.faults import Plan, Template, lab_digest
 
 pytestmark = [pytest.mark.system, pytest.mark.chaos]
@@ -43,3 +44,15 @@ def test_a_durable_call_of_a_gateway_that_fails_or_is_the_last_costs_no_update(p
 def test_a_coordinators_disk_that_is_full_in_the_middle_of_a_round_costs_no_update(prepared: Prepared) -> None:
     tally = evidence_disk.filled(prepared.template, prepared.digests, "coordinator", times=1, seed=1)
     assert (tally.wrong, tally.times) == ([], 1)
+
+
+@pytest.mark.skipif(
+    evidence_year.library() is None and not os.environ.get("CI"), reason="no libfaketime: the clock cannot be moved"
+)
+def test_certificates_and_the_authority_go_on_over_weeks_on_a_clock_that_is_moved(prepared: Prepared) -> None:
+    """The database is upgraded, the root leaves, a new one comes, all machines are suspended for longer than the life
+    of a certificate, the old root goes; then rounds."""
+    year = evidence_year.Year(prepared.template, evidence_year.SHORT, restarted=("coordinator", "gateway"))
+    tally = year.run(weeks=1)
+    assert tally.wrong == []
+    assert (tally.renewals, len(tally.events), tally.rounds > 0) == (4, len(evidence_year.SHORT[1]), True)

@@ -35,8 +35,8 @@ def test_a_study_that_needs_all_its_sites_outlives_every_killed_and_stopped_part
 
     def listener(site: str) -> int:
         def found() -> int:
-            children = descendants(world.agents[site].process.pid)
-            return children[0] if children else 0
+            below = descendants(world.agents[site].process.pid)
+            return next((pid for pid in below if b"--only" in Path(f"/proc/{pid}/cmdline").read_bytes()), 0)
 
         return int(wait_until(found, f"{site} has a listener", 60))
 

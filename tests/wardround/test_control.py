@@ -28,6 +28,7 @@ from wardround.errors import (
 )
 from wardround.local import control, frames, sockets
 from wardround.local.control import ControlServer, call
+from wardround.local.durable import StateLock, is_held
 
 
 class Service:
@@ -342,3 +343,24 @@ def test_an_answer_under_way_is_finished_before_what_it_reads_is_closed(tmp_path
     done.append("closed")
     caller.join(20)
     assert done == ["answered", "closed"]
+
+
+def test_a_service_that_is_only_starting_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the state before it listens; a command in between would say that the state is in use."""
+    path = tmp_path / "control.sock"
+    assert not control.serves(tmp_path, path)
+    with StateLock(tmp_path, "a service"):
+        asked = threading.Event()
+
+        def looks(at: Path) -> bool:
+            if asked.is_set():
+                return True
+            asked.set()
+            return False
+
+        monkeypatch.setattr(control, "is_listening", looks)
+        assert control.serves(tmp_path, path)
+        monkeypatch.setattr(control, "is_listening", lambda at: False)
+        monkeypatch.setattr(control, "STARTING_S", 0)
+        assert not control.serves(tmp_path, path)
+    assert not is_held(tmp_path)

@@ -22,11 +22,13 @@ from typing import Any
 
 from wardround.errors import NotPermitted, TryAgain, Unavailable, UsageProblem, WardroundError
 from wardround.local import frames
-from wardround.local.durable import StorageFailed
+from wardround.local.durable import StorageFailed, is_held
 from wardround.local.liveness import BEAT_S
 from wardround.local.sockets import accepted, connect, listen, peer_of, peer_user
 
 REQUEST_S = 10  # how long a connection may take to say what it wants
+STARTING_S = 20  # from a service's lock to its socket; longer is no start but a fault
+LOOK_S = 0.05
 FINISH_S = 3  # for answers under way when the service stops
 MAX_CONNECTIONS = 64  # served at one time; `status --follow` holds one for as long as it follows
 Reply = Callable[[Any], None]
@@ -247,6 +249,14 @@ def is_listening(path: Path) -> bool:
     except Unavailable:
         return False
     return True
+
+
+def serves(state: Path, path: Path) -> bool:
+    """Whether the service that owns ``state`` answers at ``path``. One that is only just starting is waited for."""
+    deadline = time.monotonic() + STARTING_S
+    while not (listening := is_listening(path)) and is_held(state) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+    return listening
 
 
 def peer() -> tuple[int, int] | None:

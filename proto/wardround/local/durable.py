@@ -27,8 +27,6 @@ READ_PIECE = 1024 * 1024  # bytes in memory where the kernel does not copy by it
 CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF})
 BROKEN_DISK = (errno.EIO, errno.EUCLEAN)  # of a write: not full, not forbidden, but broken
 TAIL = 64 * 1024  # bytes at the end of a file that ``AppendFile`` writes once more when it opens it
-
-
 AFTER = "check the disk, then start again: what was durable before is still there"
 
 
@@ -140,11 +138,18 @@ def move(source: Path, target: Path) -> None:
         sync_folder(source.parent)
 
 
-def remove(path: Path, *, lasting: bool = True) -> None:
-    """Remove a file or a folder with all in it, durably. A missing one is no error.
+def link(source: Path, name: Path) -> None:
+    """Give a file a further name on the same disk, durably. One that is there by that name is replaced."""
+    temporary = _temporary(name)
+    with _naming(name):
+        temporary.hardlink_to(source)
+        temporary.replace(name)
+        temporary.unlink(missing_ok=True)  # where both were names of one file already
+    sync_folder(name.parent)
 
-    With ``lasting=False`` it may be there again after a loss of power: for what nobody looks at then, or removes again.
-    """
+
+def remove(path: Path, *, lasting: bool = True) -> None:
+    """Remove a file or a folder with all in it, durably unless ``lasting`` is False. A missing one is no error."""
     with _naming(path):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -292,11 +297,11 @@ class SpoolFile:
 class StateLock:
     """One process owns a state directory. Freed by the kernel when the process ends, however it ends."""
 
-    def __init__(self, state: Path, owner: str, *, patience_s: float = 0) -> None:
+    def __init__(self, state: Path, owner: str, *, patience_s: float = 0.2) -> None:
         """Take ``state/lock`` for ``owner`` ("coordinator serve").
 
         Args:
-            patience_s: how long a holder that is just ending may take over it.
+            patience_s: how long a holder that is just ending may take over it; ``is_held`` holds it for a moment too.
 
         Raises:
             TryAgain: another process holds it; the message says which.
@@ -335,6 +340,21 @@ class StateLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+def is_held(state: Path) -> bool:
+    """Whether a process owns a state directory now, as far as this user may know."""
+    try:
+        descriptor = os.open(state / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 _TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``_temporary``

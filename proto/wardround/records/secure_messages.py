@@ -4,7 +4,7 @@
 reads it with ``wardround.secure.statements.read``. Here only forms and lengths are checked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -253,7 +253,7 @@ def _shares_message(shares: Mapping[str, bytes]) -> pb.SealedShares:
     return pb.SealedShares(shares=[pb.SealedShare(site=site, ciphertext=data) for site, data in sorted(shares.items())])
 
 
-def _secrets_from(messages: "list[pb.OpenedSecret]") -> dict[str, bytes]:
+def _secrets_from(messages: Collection[pb.OpenedSecret]) -> dict[str, bytes]:
     found = {one.site: one.secret for one in messages}
     fits = all(SITE_NAME.fullmatch(site) and len(data) == LENGTH for site, data in found.items())
     if not fits or not len(found) == len(messages) <= MOST:

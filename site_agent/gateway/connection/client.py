@@ -27,6 +27,15 @@ from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_from
 from wardround.records.messages import envelope_from, envelope_message, manifest_from
 from wardround.records.offer import StudyOffer
+from wardround.records.secure_messages import (
+    BlockDigests,
+    BlocksWanted,
+    SecureShown,
+    SecureTold,
+    SumEvidence,
+    VectorBlock,
+    blocks_from,
+)
 from wardround.records.study import STUDY_NAME
 from wardround.records.summaries.figures import SiteFigures
 from wardround.records.summaries.request import MOST_OPEN, SummaryRequest, from_bytes
@@ -34,8 +43,15 @@ from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import Manifest
 from wardround.terminal import quoted
-from wardround.v1 import enrolment_pb2, enrolment_pb2_grpc, federation_pb2_grpc, summaries_pb2_grpc
+from wardround.v1 import (
+    enrolment_pb2,
+    enrolment_pb2_grpc,
+    federation_pb2_grpc,
+    secure_pb2_grpc,
+    summaries_pb2_grpc,
+)
 from wardround.v1 import federation_pb2 as pb
+from wardround.v1 import secure_pb2 as pb_secure
 from wardround.v1 import summaries_pb2 as pb_summaries
 
 CALL_S = 10  # one unary call
@@ -44,10 +60,13 @@ COPY_S = 300  # a copy of all receipts
 MAX_PAGES = 64  # of studies; each has at least one, and as many offers that nobody approved are kept
 SLOWEST = 64 * 1024  # bytes a second under which an upload is given up and tried again
 INSTANCE = os.urandom(16)  # of this process: a coordinator tells a copy of this site by it
-LEFT_OUT = {"offer": "an offer", "assignment": "an assignment", "certificate_fork": "a warning"}
+LEFT_OUT = {
+    "offer": "an offer", "assignment": "an assignment", "certificate_fork": "a warning",
+    "secure": "what is shown of a secure aggregation",
+}  # fmt: skip
 log = logging.getLogger(__name__)
 
-Event = Offer | Assignment | CertificateFork | Goodbye
+Event = Offer | Assignment | SecureShown | CertificateFork | Goodbye
 _Request = TypeVar("_Request", bound=Message)
 
 
@@ -81,6 +100,7 @@ class Connection:
         self._enrolment = enrolment_pb2_grpc.EnrolmentStub(self._channel)  # type: ignore[no-untyped-call]
         self._federation = federation_pb2_grpc.FederationStub(self._channel)  # type: ignore[no-untyped-call]
         self._summaries = summaries_pb2_grpc.SummariesStub(self._channel)  # type: ignore[no-untyped-call]
+        self._secure = secure_pb2_grpc.SecureAggregationStub(self._channel)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         self._channel.close()
@@ -166,6 +186,24 @@ class Connection:
         """Tell the coordinator the figures for one of its requests."""
         with _explained(f"telling the summary for `{figures.request}`"):
             self._summaries.TellSummary(self._counted("TellSummary", figures.to_message()), timeout=CALL_S)
+
+    def tell(self, told: SecureTold) -> None:
+        """Tell one message of secure aggregation. Raises TryAgain, ROUND_CLOSED: it comes too late."""
+        with _explained(f"telling the {told.kind} of round {told.attempt.round} of `{told.attempt.study}`"):
+            self._secure.Tell(self._counted("Tell", told.to_message()), timeout=CALL_S)
+
+    def evidence(self, study: str, revision: int, round_: int) -> SumEvidence:
+        """What the sum of a round is checked with."""
+        request = pb_secure.EvidenceRequest(study=study, revision=revision, round=round_)
+        with _explained(f"asking for the evidence of round {round_} of `{study}`"):
+            return SumEvidence.from_message(self._secure.Evidence(self._counted("Evidence", request), timeout=CALL_S))
+
+    def blocks(self, wanted: BlocksWanted) -> Iterator[BlockDigests | VectorBlock]:
+        """Blocks of one site's masked vector, after the digests of all of them. Nothing in it is verified here."""
+        with _explained(f"asking for blocks of round {wanted.round} of `{wanted.study}`"):
+            call = self._secure.Blocks(self._counted("Blocks", wanted.to_message()), timeout=COPY_S)
+            with _cancelled_after(call):
+                yield from map(blocks_from, call)
 
     def watch(self, interrupt: Interrupt) -> Iterator[Event]:
         """What the coordinator sends, as it sends it, until the connection breaks.

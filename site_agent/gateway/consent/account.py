@@ -22,6 +22,7 @@ from site_agent.state.consent import Shown, exposed
 from site_agent.state.directory import now_text
 from site_agent.state.offer import Offer, StudyDocument, aggregation_in
 from site_agent.state.tensors import specs_from
+from wardround.records.secure_round import roster_of, rules_of
 from wardround.records.study import ReportedSection
 from wardround.records.trainer import Described, PrivateTensor
 from wardround.signing import canonical
@@ -46,6 +47,7 @@ PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 PLAIN_TEXT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.:/+ -]*[A-Za-z0-9_])?|-?[0-9.]+(?:e[+-]?[0-9]+)?")
 WORDS = ("none", "true", "false")  # what stands for no text
 EVALUATES = "evaluates: judges each round's model on all of its rows, and trains nothing"
+ROSTER = "secure_aggregation.roster."
 SHORT = 16  # hex digits of a digest that a person or script gives back: 64 bits
 SHORTEST, LONGEST = -323, 308  # decimal exponents of a double
 COUNT_BITS = {"exact": 53, "bucketed": 6, "uniform": 0}
@@ -134,7 +136,7 @@ class Account:
 
 def account(
     offer: Offer, described: Described, policy: Mapping[str, str], attempts: int,
-    before: Shown | None = None, since: str = "",
+    before: Shown | None = None, since: str = "", site: str = "", known: frozenset[str] = frozenset(),
 ) -> Account:  # fmt: skip
     """The account of ``offer``.
 
@@ -143,10 +145,14 @@ def account(
         policy: lines about this hospital's policy.
         attempts: how often each round may be asked for.
         before: what was approved or shown last, and ``since`` what that was, in words.
+        site: this one's name. known: fingerprints of the keys of those that people here know.
     """
     lines: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
     for name, value in settings(offer.document).items():
+        if name.startswith(ROSTER):
+            continue  # each member stands below, by the fingerprint that people compare
         lines[_heading(name)].append((name, value))
+    lines[TAKES_PART] += _members(offer, site, known)
     lines[COMPUTED].append(("this site", trains(described).removeprefix("This site ")))
     if not offer.upload:
         lines[COMPUTED][-1] = ("this site", EVALUATES)
@@ -255,8 +261,29 @@ def _sums(offer: Offer) -> list[tuple[str, str]]:
     an_attempt = sum(spec.bytes for spec in offer.upload)
     in_all = f"{size(an_attempt * offer.rounds)} in all with one attempt at each"
     sums = f"{len(offer.upload)} tensors, {size(an_attempt)} each attempt, {offer.rounds} rounds: {in_all}"
-    seen = "the coordinator, each update in clear until the round's model is durable: no secure aggregation"
-    return [("leaves in all", sums), ("seen by", seen)]
+    return [("leaves in all", sums), ("seen by", seen_by(offer))]
+
+
+def seen_by(offer: Offer) -> str:
+    """What the coordinator will see of an update, as a sentence."""
+    if not offer.is_secure:
+        return "the coordinator, each update in clear until the round's model is durable: no secure aggregation"
+    least = rules_of(offer.file).threshold
+    return (
+        f"the coordinator, as the sum over at least {least} hospitals, with the numbers below; never this hospital's "
+        "own update. Every member may check the sum, and learns from it the sum of the others"
+    )
+
+
+def _members(offer: Offer, site: str, known: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Each member of a study with secure aggregation, by the fingerprint of its key."""
+    if not offer.is_secure:
+        return
+    roster = roster_of(offer.file)
+    for member in roster.sites:
+        mark = roster.fingerprint(member)
+        who = "this site" if member == site else "known to people here" if mark in known else "nobody here knows it"
+        yield f"member {member}", f"{mark}: {who}"
 
 
 def _numbers(offer: Offer) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from site_agent.gateway.consent.changes import differences, since_shown, tensor_
 from site_agent.gateway.policy.decisions import StudyRequest
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Shown, TrainedData
 from site_agent.state.directory import now_text
-from site_agent.state.offer import Offer, StudyDocument
+from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.tensors import specs_from
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
@@ -23,22 +23,6 @@ from wardround.records.trainer import Checked, Described
 from wardround.tensors.manifests import TensorSpec
 
 ATTEMPTS = ATTEMPTS_APPROVED  # at one round
-
-
-def usable(offer: Offer) -> StudyDocument:
-    """The document of a study that this release can take part in.
-
-    Raises:
-        NeedsPerson: it wants masks, which the gateway does not add yet: nothing of it is sent in clear in their place.
-    """
-    if offer.document.get("secure_aggregation") is not None:
-        raise NeedsPerson(
-            f"study `{offer.study}` is to run with [secure_aggregation], and this release adds masks in the lab alone: "
-            "between hospitals it cannot keep that promise",
-            hint="nothing was approved and nothing is sent; `fl-lab run --masked` is what works",
-            code="DECLINED_NOT_APPROVED",
-        )
-    return offer.document
 
 
 def refuse_other_tensors(offer: Offer, described: Described) -> None:
@@ -94,7 +78,7 @@ def grant(
         rows=checked.rows, validation_rows=checked.validation_rows, approved_by=person, approved_at=now_text(),
         state=APPROVED, download=specs_from(described.download), exposure=described.exposure,
         personalized=described.personalized, document=offer.document, attempts=ATTEMPTS, account=shown,
-        files=checked.status,
+        files=checked.status, averages=described.averages,
     )  # fmt: skip
 
 
@@ -115,7 +99,7 @@ def study_request(
     """
     return StudyRequest(
         offer.study, coordinator, offer.upload, offer.metrics, offer.reported.digits, offer.reported.counts, records,
-        offer.rounds, exposure, personalized, offer.plugins,
+        offer.rounds, exposure, personalized, offer.plugins, offer.is_secure,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.exit import receipts
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.masked import Masking
 from site_agent.gateway.exit.measure import Measured, measure
 from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import Consent, Journal
@@ -31,6 +32,7 @@ from wardround.records.ledger.entries import ControlEntry, MethodBytes, Metric, 
 from wardround.records.receipts import Receipt
 from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing import canonical
+from wardround.signing.dsse import Envelope
 from wardround.tensors.files import MAX_HEADER
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
@@ -93,12 +95,14 @@ def record(
     consent: Consent,
     file: Path | None,
     measured: Measured | None = None,
+    masking: Masking | None = None,
 ) -> PendingUpload | None:
     """Check an update against consent and policy and write it into the ledger, after what was sent beside updates.
 
     1. the numbers and tensors are those that were approved, and each value is finite
     2. the policy allows every one of them, and the quotas the bytes
     3. where the policy wants a person's release, it was given for exactly this
+       with secure aggregation, the update is masked here: from now on what leaves is the masked one
     4. the ledger holds what else was sent until now
     5. the ledger holds this update
 
@@ -106,6 +110,7 @@ def record(
         journal: names round, attempt, metrics and counts.
         file: the gateway's own copy of the deltas, None for a closing validation.
         measured: what ``take`` measured of ``file`` just now; without it the file is measured here.
+        masking: with secure aggregation, how the update gets its masks.
 
     Returns:
         None: it waits for a person, and the ledger says so.
@@ -131,10 +136,16 @@ def record(
     if policy.holds(journal, update):  # 3
         return None
     upload_id = uuid.uuid4().hex
-    entry = replace(entry, upload_id=upload_id, update=update, payload_bytes=manifest.bytes, tensors=tuple(tensors))
+    submission = None
+    if masking is None:
+        entry = replace(entry, upload_id=upload_id, update=update, payload_bytes=manifest.bytes, tensors=tuple(tensors))
+    else:
+        made = masking.make()
+        entry = made.entry(entry, upload_id, masking.commit(upload_id, entry, tensors))
+        file, submission = made.file, made.submission
     with meter.taken() as methods:
         ledger.append_all([*_control(methods), entry])  # 4 and 5, in this order, with one fsync
-    return PendingUpload(_header(entry, ledger.statement()), file)
+    return PendingUpload(_header(entry, ledger.statement(), submission), file)
 
 
 def record_control(ledger: Ledger, meter: Meter) -> None:
@@ -143,13 +154,29 @@ def record_control(ledger: Ledger, meter: Meter) -> None:
         ledger.append_all(_control(methods))
 
 
-def recorded(ledger: Ledger, upload_id: str, file: Path | None) -> PendingUpload | None:
+def recorded(ledger: Ledger, upload_id: str, file: Path | None, masking: Masking | None = None) -> PendingUpload | None:
     """The upload that the ledger holds without a receipt, to be sent again; None if there is none of that id.
 
-    How much of it was sent is not known any more, so it is sent under a line of its own.
+    How much of it was sent is not known any more, so it is sent under a line of its own. One with masks is masked
+    again: from the same update and the same secrets come the same bytes.
+
+    Raises:
+        BadData: they are others.
     """
     entry = ledger.unresolved.get(upload_id)
-    return PendingUpload(_header(entry, ledger.statement()), file, line_spent=True) if entry is not None else None
+    if entry is None:
+        return None
+    submission = None
+    if masking is not None:
+        made = masking.make()
+        if made.manifest.digest() != entry.manifest_sha256:
+            raise BadData(
+                f"what round {entry.round} of `{entry.study}` would send again is not what the ledger has",
+                hint="the update or the secrets of its masks are others than before; the next round is another one",
+                code="DECLINED_MODEL_MISMATCH",
+            )
+        file, submission = made.file, made.submission
+    return PendingUpload(_header(entry, ledger.statement(), submission), file, line_spent=True)
 
 
 def send(
@@ -208,8 +235,11 @@ def _record_resend(
     tries = ledger.tries(header.upload_id)
     if sent is not None:
         ledger.sent(header.upload_id, sent.payload_bytes)
-    metrics = [name for name, _ in header.metrics]
-    policy.refuse_again(header, consent, consent.reported, header.manifest.specs, metrics)
+    metrics: Sequence[str] = [name for name, _ in header.metrics]
+    specs = header.manifest.specs
+    if header.submission is not None:  # the masks hide what the policy is asked about
+        specs, metrics = consent.upload if len(specs) > 1 else (), consent.metrics
+    policy.refuse_again(header, consent, consent.reported, specs, metrics)
     if tries >= MAX_TRIES:
         policy.block(header, "the update", f"it was begun {tries} times")
         raise NotPermitted(
@@ -254,7 +284,7 @@ def _entry(journal: Journal, destination: str, manifest_sha256: str) -> UploadEn
     )  # fmt: skip
 
 
-def _header(entry: UploadEntry, statement: LedgerStatement) -> UploadHeader:
+def _header(entry: UploadEntry, statement: LedgerStatement, submission: Envelope | None = None) -> UploadHeader:
     """The header of the upload that an entry records."""
     manifest = Manifest(
         tuple(Entry(TensorSpec(row.name, row.dtype, row.shape, row.bundle), row.sha256) for row in entry.tensors)
@@ -263,7 +293,7 @@ def _header(entry: UploadEntry, statement: LedgerStatement) -> UploadHeader:
         upload_id=entry.upload_id, study=entry.study, revision=entry.revision, digest=entry.study_digest or "",
         round=entry.round, attempt=entry.attempt, manifest=manifest,
         metrics=tuple((row.name, row.value) for row in entry.metrics), num_examples=entry.num_examples or 0,
-        num_validation=entry.num_validation or 0, ledger=statement,
+        num_validation=entry.num_validation or 0, ledger=statement, submission=submission,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from site_agent.gateway.policy.policy import Policy, load, parse, read
 from site_agent.state.consent import Consent
 from site_agent.state.directory import COUNTS, SiteState
 from site_agent.state.site import Site
-from wardround.errors import NeedsPerson, NotPermitted, WardroundError
+from wardround.errors import CannotWrite, NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
 from wardround.records.ledger.base import Person
 from wardround.records.ledger.entries import BlockedEntry, HeldEntry
@@ -86,7 +86,7 @@ class PolicyEnforcement:
         return parse(data, self.path)
 
     def put(self, text: bytes, before: str, by: Person) -> str:
-        """Put another policy in force, and who did it into the ledger; the policy's digest.
+        """Put another policy in force, after who did it is in the ledger; the policy's digest.
 
         Args:
             before: the digest of the policy that the person saw; "" for none.
@@ -94,6 +94,7 @@ class PolicyEnforcement:
         Raises:
             BadData: it is no policy.
             NeedsPerson: the policy in force is another by now; nothing was changed.
+            CannotWrite: there is no room; the policy in force stays.
         """
         parse(text, self.path)
         with self.ledger.policy_turn:
@@ -106,8 +107,12 @@ class PolicyEnforcement:
                 )
             self.ledger.note_policy(present)  # written by hand, it may not be in the ledger yet
             digest = self._keep(text)
-            durable.write_file(self.path, text, mode=self.path.stat().st_mode & 0o777 if there else NEW_MODE)
-            self.ledger.note_policy(digest, by)
+            self.ledger.note_policy(digest, by)  # first: a crash in between leaves no policy in force without its line
+            try:
+                durable.write_file(self.path, text, mode=self.path.stat().st_mode & 0o777 if there else NEW_MODE)
+            except CannotWrite:
+                self.ledger.note_policy(present)  # it stayed in force
+                raise
         return digest
 
     def _keep(self, text: bytes) -> str:
@@ -235,7 +240,7 @@ class PolicyEnforcement:
         policy = self._policy_for(attempt)
         request = StudyRequest(
             attempt.study, self.coordinator, specs, metrics, reported.digits, reported.counts, consent.validation_rows,
-            exposure=consent.exposure, plugins=consent.plugins,
+            exposure=consent.exposure, plugins=consent.plugins, secure=consent.is_secure,
         )  # fmt: skip
         size = sum(spec.bytes for spec in specs)
         people = decide_approval(policy, len(consent.people))

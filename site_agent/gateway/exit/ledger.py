@@ -49,7 +49,7 @@ from wardround.records.ledger.secure import AgreedEntry, OpenedEntry
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead, Receipt, judge, line_hash, next_head
 from wardround.records.update import LedgerStatement
 from wardround.signing import canonical
-from wardround.signing.dsse import Envelope
+from wardround.signing.dsse import Envelope, keyid
 
 LIMITED = (SessionEntry.type, DeclareEntry.type, BlockedEntry.type)  # by none of these an update leaves
 AnyEntry = TypeVar("AnyEntry", bound=Entry)
@@ -94,6 +94,10 @@ class Ledger:
         self._evidence = Evidence(folder)
         if read.torn and self.ledger_id:
             self.append(RecoveredEntry(torn_bytes=read.torn))
+
+    @property
+    def key_id(self) -> str:
+        return keyid(self._key.public_key())
 
     @property
     def ledger_id(self) -> str:

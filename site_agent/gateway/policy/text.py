@@ -74,7 +74,7 @@ def draft(request: StudyRequest, site: str) -> str:
 
 _DRAFTED_SECURE = (
     "",
-    "[secure_aggregation]           # `site-agent peers STUDY`: whom people here know; the others count as colluding",
+    "[secure_aggregation]           # `site-agent peers list STUDY`: whom people here know; others count as colluding",
     "required = true                # nothing ever leaves this site without masks",
     f"min_sites = {FEWEST}                  # the fewest sites in a sum that this site helps to open",
     "min_known = 2                  # of these, the fewest beside itself whom people here know",

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from fl_algorithms.server.secure_study import averages
 from fl_algorithms.tasks.base import Classifies, OwnSizes, Split, Task, samples
 from site_agent.trainer.data import changes
 from site_agent.trainer.data.sources import source as source_of
@@ -32,7 +33,7 @@ def described(state: Path, studies: Studies, request: Describe) -> Described:
         "upload": [_row(spec) for spec in partition.upload], "download": [_row(spec) for spec in partition.download],
         "private": private, "exposure": partition.exposure, "personalized": partition.personalized,
         "network": study.network, "model": study.own.model.name, "parameters": partition.parameters,
-        "weights": None if source is None else weights_of(study, source),
+        "weights": None if source is None else weights_of(study, source), "averages": averages(study.file),
     })  # fmt: skip
 
 

@@ -65,6 +65,8 @@ def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: 
 def read_download(path: Path, digest: str | None = None) -> tuple[tuple[TensorSpec, ...], dict[str, dict[str, Tensor]]]:
     """A downloaded model: its tensors in order, and bundle -> name -> tensor.
 
+    The file is mapped, and the digest is of the memory that is used from then on: its bytes are read once.
+
     Args:
         digest: of its manifest (hex), as the coordinator announced it; None if the gateway's own check is enough.
 
@@ -72,13 +74,14 @@ def read_download(path: Path, digest: str | None = None) -> tuple[tuple[TensorSp
         BadData: it is not that model.
     """
     with TensorFile(path) as file:
-        own, specs = file.manifest().digest(), file.specs
+        specs = file.specs
+    tensors = safetensors.torch.load_file(path)
+    own = manifest_of(tensors, specs).digest()
     if digest is not None and own != digest:
         raise BadData(
             f"{path.name} is not the announced model: its digest is {own[:12]}…, {digest[:12]}… was announced",
             code="DECLINED_MODEL_MISMATCH",
         )
-    tensors = safetensors.torch.load_file(path)
     download: dict[str, dict[str, Tensor]] = {}
     for spec in specs:
         download.setdefault(spec.bundle, {})[spec.name] = tensors[spec.key]

@@ -10,8 +10,8 @@ from wardround.records.ledger.form import Digest, Record
 from wardround.secure.policy import Pledge
 
 KNOWN, FORGOTTEN = "known", "forgotten"
-# What a check of a sum found: the model is what its sum gives, or another; its coordinator keeps more than the model, so
-# that blocks and secrets alone were looked at; or nobody here could look, for a round went on without this site.
+# What a check of a sum found: the model is what its sum gives, or another; the coordinator keeps more than the model,
+# so that blocks and secrets alone were looked at; nobody here could look, for a round went on without this site.
 SAME, OTHER, BLOCKS_ALONE, MISSED = "same", "other", "blocks_alone", "missed"
 
 
@@ -89,7 +89,7 @@ class AgreedEntry(SecureEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedEntry(SecureEntry):
-    """Shares that this site holds leave: of the self masks of the set's sites, of the mask keys of the group's others."""
+    """Shares that this site holds leave: of the self masks of the set's sites, of the mask keys of the others."""
 
     type = "opened"
     chosen: Digest

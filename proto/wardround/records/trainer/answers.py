@@ -89,6 +89,7 @@ class Described(Answer):
         network: the label of the one that this site trains; "" where the study has one.
         model: its name.
         weights: of the file that the data names; None where it names none, or no data was named.
+        averages: whether the coordinator's next model is the last one and the mean of the updates, and nothing else.
     """
 
     max_parts: ClassVar[int] = 600_000  # a large network has many tensors
@@ -102,6 +103,7 @@ class Described(Answer):
     model: Words
     parameters: Count
     weights: Weights | None
+    averages: bool = False
 
 
 class Inspected(Answer):

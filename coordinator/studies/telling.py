@@ -1,0 +1,55 @@
+"""What a study's next step means for those outside: the sites that are connected, and the worker that aggregates."""
+
+import logging
+from collections.abc import Collection
+
+from coordinator.studies import lifecycle, secure_rounds
+from coordinator.studies.aggregations import Aggregations
+from coordinator.studies.assignments import Assignments
+from coordinator.studies.state import ENDED
+from coordinator.studies.streams import Stream, Streams
+from coordinator.studies.study import Study
+
+log = logging.getLogger("coordinator.studies.engine")
+
+
+def greet(stream: Stream, site: str, studies: Collection[Study], assignments: Assignments) -> None:
+    """What a site that has connected is sent: its studies, what each asks of it, and what it was shown of a sum."""
+    own = [study for study in studies if site in study.rules.sites]
+    for study in own:
+        if study.state.phase not in ENDED:
+            stream.put(study)
+    for study in own:
+        if assignment := assignments.of(study, site):
+            stream.put(assignment)
+        for item in secure_rounds.shown(study, site):
+            stream.put(item)
+
+
+def act(
+    study: Study, action: lifecycle.Action, streams: Streams, assignments: Assignments, aggregations: Aggregations
+) -> None:
+    """Do what an action says, after it is durable."""
+    match action:
+        case lifecycle.Opened(one):
+            log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
+            for site in one.unanswered:
+                streams.push(site, assignments.of(study, site))
+        case lifecycle.Entered(one):
+            log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, one.step)
+            for site in one.group:
+                for item in secure_rounds.shown(study, site)[-1:]:
+                    streams.push(site, item)
+        case lifecycle.Resumed(one):
+            log.info("%s: round %d, attempt %d goes on: %s", study.name, one.number, one.attempt, one.step)
+            for site in one.group:
+                for item in secure_rounds.shown(study, site):
+                    streams.push(site, item)
+        case lifecycle.Aggregate(one):
+            aggregations.submit(study, one)
+        case lifecycle.Closed(one, outcome):
+            log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
+        case lifecycle.Tell(phase):
+            log.info("%s: %s %s", study.name, phase, study.state.why)
+            for site in study.state.ready:
+                streams.push(site, assignments.of(study, site))

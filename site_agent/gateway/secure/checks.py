@@ -1,0 +1,158 @@
+"""When this site checks a sum: before it trains on the model that came of it, and when a person asks."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from site_agent.gateway.connection.backoff import TRIES_IN_TROUBLE, backoff
+from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.connection.session import Session
+from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.secure import terms
+from site_agent.gateway.secure.attempts import Attempts
+from site_agent.gateway.secure.checking import SAMPLE, WHOLE, Checked, Sum, check, drawn
+from site_agent.state.consent import Consent
+from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable, UsageProblem
+from wardround.records import secure_round
+from wardround.records.assignment import Assignment
+from wardround.records.ledger.secure import MISSED, OTHER, AgreedEntry, OpenedEntry, SumCheckedEntry
+from wardround.records.secure_messages import SumEvidence
+from wardround.signing import canonical
+from wardround.tensors.files import TensorFile
+
+NO_MODEL = canonical.digest("")  # in a line about a sum whose model nobody here has
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SumChecks:
+    """Checks the sums of one site's studies."""
+
+    session: Session
+    ledger: Ledger
+    attempts: Attempts
+
+    def keep(self, consent: Consent, assignment: Assignment) -> Path | None:
+        """Where the model of an assignment is kept, so that this round's sum, and the last one's, can be checked with
+        it; None without secure aggregation."""
+        if not consent.is_secure or assignment.base is None:
+            return None
+        return self.attempts.model(consent.study, assignment.base.digest)
+
+    def before_training(self, consent: Consent, assignment: Assignment, interrupt: Interrupt) -> None:
+        """Check the sum of the last round that this site helped to open, if it was not checked yet: the model of
+        ``assignment`` must be what it gives. The ledger says what was found.
+
+        Raises:
+            NotPermitted: the model is another than the sum gives, or what is shown is another set's; this site goes on
+                with neither.
+            BadData: what is shown is not what the sites signed.
+            WardroundError: the coordinator does not show it.
+        """
+        opened = self.ledger.unchecked(consent.study_digest)
+        if opened is None or assignment.base is None or opened.round >= assignment.round:
+            return
+        if assignment.base.round != opened.round:
+            self._note(opened, NO_MODEL, Checked(MISSED, (), 0, ()))
+            log.warning(
+                "the sum of round %d of `%s` was not checked: a round went on without this site", opened.round,
+                opened.study,
+            )  # fmt: skip
+            return
+        digest = assignment.base.digest
+        self._checked(consent, opened, digest, interrupt)
+        agreed = self._agreed(consent, opened.round)
+        self.attempts.keep_models(consent.study, (agreed.base, digest))
+
+    def by_hand(self, consent: Consent, round_: int, blocks: int | None, interrupt: Interrupt) -> Checked:
+        """Check a round's sum for a person: so many blocks, or all.
+
+        Raises:
+            UsageProblem: this site did not sign a set of that round.
+            WardroundError: as ``before_training``, but a model that is another than its sum is an answer here.
+        """
+        agreed = self._agreed(consent, round_)
+        shown = self._shown(agreed, interrupt)
+        return self._look(consent, agreed, shown, shown.model, blocks)
+
+    def _checked(self, consent: Consent, opened: OpenedEntry, digest: str, interrupt: Interrupt) -> None:
+        agreed = self._agreed(consent, opened.round)
+        shown = self._shown(agreed, interrupt)
+        if shown.model and shown.model != digest:
+            raise BadData(
+                f"the coordinator shows model {shown.model[:12]}… as that of round {opened.round} of `{opened.study}`, "
+                f"and sends {digest[:12]}…",
+                code="DECLINED_MODEL_MISMATCH",
+            )
+        found = self._look(consent, agreed, shown, digest, SAMPLE)
+        self._note(opened, digest, found)
+        if found.result == OTHER:
+            raise NotPermitted(
+                f"the model of round {opened.round} of `{opened.study}` is not what the sum of its updates gives: "
+                f"{found.why}",
+                hint="show this to the coordinator's operator and to the other hospitals; this site goes on with a new "
+                "revision alone, which somebody approves",
+                code="DECLINED_MODEL_MISMATCH",
+            )
+        log.info(
+            "the sum of round %d of `%s` is checked: %d of %d blocks", opened.round, opened.study,
+            len(found.looked_at), found.of,
+        )  # fmt: skip
+
+    def _look(
+        self, consent: Consent, agreed: AgreedEntry, shown: SumEvidence, digest: str, blocks: int | None
+    ) -> Checked:
+        file = terms.file_of(consent.document)
+        closing = agreed.round > consent.rounds
+        layout = terms.layout_of(consent, file, closing=closing)
+        base, model = (self._model(consent.study, one) for one in (agreed.base, digest))
+        if consent.averages and not closing and (base is None or model is None):
+            raise BadData(
+                f"the models of round {agreed.round} of `{consent.study}` are not kept here any more",
+                hint="this site keeps those of the last round that it checked",
+            )
+        sum_ = Sum(
+            layout, secure_round.roster_of(file), secure_round.rules_of(file).threshold, agreed.context, agreed.chosen,
+            base, model, consent.averages and not closing,
+        )  # fmt: skip
+        with self.session.use() as connection:
+            wanted = None if layout.blocks <= WHOLE else blocks
+            return check(sum_, shown, connection, drawn(layout, wanted))
+
+    def _agreed(self, consent: Consent, round_: int) -> AgreedEntry:
+        for entry in self.ledger.agreed(consent.study_digest):
+            if entry.round == round_:
+                return entry
+        raise UsageProblem(f"this site signed no set of round {round_} of `{consent.study}`")
+
+    def _shown(self, agreed: AgreedEntry, interrupt: Interrupt) -> SumEvidence:
+        for tries, wait_s in enumerate(backoff(), 1):
+            interrupt.check()
+            times_connected = self.session.times_connected
+            try:
+                with self.session.use() as connection:
+                    return connection.evidence(agreed.study, agreed.revision, agreed.round)
+            except (Unavailable, TryAgain) as error:
+                if tries >= TRIES_IN_TROUBLE:
+                    raise
+                log.warning("%s; asking again in %.1f s", error.message, wait_s)
+                self.session.pause(wait_s, times_connected, interrupt)
+        raise AssertionError("backoff never ends")
+
+    def _model(self, study: str, digest: str) -> Path | None:
+        if not digest:
+            return None
+        path = self.attempts.model(study, digest)
+        try:
+            with TensorFile(path) as file:
+                return path if file.manifest().digest() == digest else None
+        except BadData:
+            return None  # gone, or torn by a loss of power
+
+    def _note(self, opened: OpenedEntry, model: str, found: Checked) -> None:
+        self.ledger.append(SumCheckedEntry(
+            study=opened.study, revision=opened.revision, study_sha256=opened.study_sha256, round=opened.round,
+            attempt=opened.attempt, context=opened.context, chosen=opened.chosen, model=model,
+            looked_at=found.looked_at, of=found.of, result=found.result,
+        ))  # fmt: skip
+        self.ledger.sign()

@@ -1,0 +1,175 @@
+"""Secure aggregation at the gateway: real ledgers, policies and files of three hospitals, a coordinator in memory."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from site_agent import audit
+from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.exit import egress
+from site_agent.gateway.policy import policy as policies
+from site_agent.gateway.policy import text as policy_text
+from site_agent.gateway.policy.decisions import StudyRequest, decide, first_denial
+from site_agent.state import formats
+from tests.site_agent.secure_sites import SPECS, STUDY, SecureSites, write_model
+from tools import verify_ledger
+from wardround.errors import BadData
+from wardround.signing import canonical
+from wardround.tensors.files import TensorFile
+
+COORDINATOR = "spiffe://test/coordinator"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[SecureSites]:
+    world = SecureSites(tmp_path)
+    yield world
+    world.close()
+
+
+def test_the_sum_is_opened_and_the_next_model_follows_from_it(world: SecureSites) -> None:
+    world.run(1)
+    assert world.numbers.weight == 3
+    assert abs(world.numbers.metrics["val_loss"] - 0.6931) < 1e-6
+    plain = []
+    for site in world.sites:
+        with TensorFile(world.hospitals[site].state.own_copy(STUDY)) as file:
+            plain.append(np.concatenate([file.block(spec.key, 0, spec.bytes // 4) for spec in SPECS]))
+    mean = np.mean(np.stack(plain).astype(np.float64), axis=0)
+    assert np.abs(world.layout.quantizer.mean(world.total, 3) - mean).max() < world.layout.quantizer.step
+
+
+def test_the_ledger_says_what_left_and_neither_count_nor_metric_stands_beside_it(world: SecureSites) -> None:
+    world.run(1)
+    hospital = world.hospitals["bergen"]
+    (upload,) = hospital.lines("upload")
+    assert (upload["metrics"], upload["num_examples"], upload["num_validation"]) == ([], 0, 0)
+    assert [row["name"] for row in upload["tensors"]] == ["tensors", "numbers"]
+    assert upload["masked"]["weighting"] == "equal"
+    (keys,), (agreed,), (opened,) = (hospital.lines(kind) for kind in ("keys", "agreed", "opened"))
+    assert keys["context"] == upload["masked"]["context"] == agreed["context"]
+    assert agreed["sites"] == list(world.sites)
+    assert agreed["known"] == ["amsterdam", "charite"]
+    assert opened["self_masks"] == list(world.sites)
+    assert "mask_keys" in opened
+    assert audit.verify(hospital.state.ledger)[1] != audit.TAMPERED
+
+
+def test_a_restart_before_every_message_changes_nothing(world: SecureSites) -> None:
+    world.restarts = True
+    world.run(1)
+    for site in world.sites:
+        world.check(site, 2)
+    world.run(2)
+    for hospital in world.hospitals.values():
+        assert [line["round"] for line in hospital.lines("agreed")] == [1, 2]
+        assert [line["round"] for line in hospital.lines("opened")] == [1, 2]
+        assert verify_ledger.judge(hospital.state.ledger)[0] == audit.verify(hospital.state.ledger)[1] != audit.TAMPERED
+
+
+def test_the_secrets_of_an_attempt_lie_in_one_file_of_the_gateway_alone_and_go_with_the_study(
+    world: SecureSites,
+) -> None:
+    world.run(1)
+    hospital = world.hospitals["bergen"]
+    (path,) = hospital.state.secure.glob("*.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "secure" not in formats.KEPT
+    root = json.loads(path.read_bytes())["state"]["root"]
+    found = [one for one in hospital.folder.rglob("*") if one.is_file() and root.encode() in one.read_bytes()]
+    assert found == [path]
+    hospital.rounds.ended(STUDY)
+    assert not list(hospital.state.secure.iterdir())
+
+
+def test_the_sum_of_a_round_is_checked_before_the_next_model_is_trained_on(world: SecureSites) -> None:
+    world.run(1)
+    world.check("bergen", 2)
+    (line,) = world.hospitals["bergen"].lines("sum_checked")
+    assert (line["result"], line["looked_at"], line["of"], line["model"]) == ("same", [0], 1, world.models[1])
+    world.check("bergen", 2)  # asked again: it was checked
+    assert len(world.hospitals["bergen"].lines("sum_checked")) == 1
+
+
+def test_without_its_check_the_next_rounds_set_is_not_signed(world: SecureSites) -> None:
+    world.run(1)
+    for site in ("amsterdam", "charite"):
+        world.check(site, 2)
+    world.open(2)
+    world.upload(2, world.sites)
+    world.agree(world.sites)
+    hospital = world.hospitals["bergen"]
+    assert hospital.declined == ["the sum of round 1 of `hearts` was not checked, so none of round 2 is signed"]
+    assert [line["round"] for line in hospital.lines("agreed")] == [1]
+    assert [line["what"] for line in hospital.lines("blocked")] == ["secure aggregation: set"]
+
+
+def test_a_round_that_went_on_without_this_site_is_said_to_be_unchecked(world: SecureSites) -> None:
+    world.run(1)
+    hospital = world.hospitals["bergen"]
+    world.models.append("ef" * 32)
+    hospital.sums.before_training(world.consent_of(hospital), hospital.assignment(3), Interrupt())
+    assert [line["result"] for line in hospital.lines("sum_checked")] == ["missed"]
+
+
+def test_another_attempt_masks_the_same_update_with_other_secrets(world: SecureSites) -> None:
+    world.open(1)
+    first = world.hospitals["bergen"].upload(1)
+    world.open(1, attempt=2)
+    second = world.hospitals["bergen"].upload(1, attempt=2)
+    assert first.header.manifest != second.header.manifest
+    commitments = {line["masked"]["plain"] for line in world.hospitals["bergen"].lines("upload")}
+    assert len(commitments) == 2
+
+
+def test_what_the_commitment_is_made_of_stays_here_and_opens_it(world: SecureSites) -> None:
+    world.run(1)
+    hospital = world.hospitals["charite"]
+    (line,) = hospital.lines("upload")
+    kept = json.loads((hospital.folder / "commitments" / f"{line['upload_id']}.json").read_bytes())
+    assert canonical.digest({"salt": kept["salt"], "left": kept["left"]}) == line["masked"]["plain"]
+    assert kept["left"]["metrics"] == [{"name": "val_loss", "value": "0.6931"}]
+
+
+def test_a_value_beyond_the_range_is_named_and_nothing_is_recorded(world: SecureSites) -> None:
+    world.open(1)
+    hospital = world.hospitals["bergen"]
+    write_model(hospital.state.own_copy(STUDY), 1, scale=40.0)
+    masking = hospital.rounds.masking(hospital.journal(1), world.consent_of(hospital), Interrupt())
+    with pytest.raises(BadData, match=r"in `shared\.weight` is beyond the study's range of 1$"):
+        egress.record(
+            hospital.ledger, hospital.policy, hospital.session.meter, hospital.journal(1), world.consent_of(hospital),
+            hospital.state.own_copy(STUDY), masking=masking,
+        )  # fmt: skip
+    assert not hospital.lines("upload")
+
+
+def test_an_upload_under_way_is_masked_again_with_the_same_bytes_after_a_restart(world: SecureSites) -> None:
+    world.open(1)
+    upload = world.hospitals["bergen"].upload(1)
+    hospital = world.hospitals["bergen"] = world.hospitals["bergen"].restart()
+    hospital.state.masked_copy(STUDY).unlink()
+    masking = hospital.rounds.masking(hospital.journal(1), world.consent_of(hospital), Interrupt())
+    again = egress.recorded(hospital.ledger, upload.header.upload_id, None, masking)
+    assert again is not None
+    assert (again.header.manifest, again.header.submission) == (upload.header.manifest, upload.header.submission)
+    assert again.line_spent
+
+
+def test_the_policy_in_force_decides_and_a_study_in_clear_is_refused_where_it_wants_masks() -> None:
+    asked = StudyRequest("hearts", COORDINATOR, SPECS, ("val_loss",), 4, "uniform", 100, 5)
+    drafted = policies.parse(policy_text.draft(replace(asked, secure=True), "bergen").encode(), Path("policy.toml"))
+    denial = first_denial(decide(drafted, asked))
+    assert denial is not None
+    assert (denial.what, denial.rule) == ("updates in clear", "secure_aggregation.required = true")
+    assert first_denial(decide(drafted, replace(asked, secure=True))) is None
+
+
+def test_a_policy_in_which_somebody_stands_alone_is_none() -> None:
+    text = policy_text.draft(StudyRequest("hearts", COORDINATOR, SPECS, (), 4, "uniform", 100, secure=True), "bergen")
+    with pytest.raises(BadData, match="with `colluding` 2, a sum in which nobody stands alone needs `min_sites` of at"):
+        policies.parse(text.replace("colluding = 1 ", "colluding = 2 ").encode(), Path("policy.toml"))
