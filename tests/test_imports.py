@@ -104,7 +104,7 @@ def outside(files: Iterable[Path]) -> set[str]:
                 found |= {name.name.partition(".")[0] for name in node.names}
             elif isinstance(node, ast.ImportFrom):
                 found.add(str(node.module).partition(".")[0])
-    return found - set(sys.stdlib_module_names) - PACKAGES.keys() - {"tests", "tools"}
+    return found - set(sys.stdlib_module_names) - PACKAGES.keys() - {"tests", "tools", "bench"}
 
 
 def undeclared(imports: Iterable[str], requirements: Iterable[str]) -> list[str]:
@@ -128,7 +128,7 @@ def test_whatever_is_imported_is_declared_for_those_who_import_it() -> None:
     developers = [one for group in declared["dependency-groups"].values() for one in group]
     packaged = outside(modules().values())
     assert undeclared(packaged, users) == []
-    for folder in ("tests", "tools", "examples"):
+    for folder in ("bench", "tests", "tools", "examples"):
         assert undeclared(outside((ROOT / folder).rglob("*.py")) - NEVER_INSTALLED, [*users, *developers]) == []
 
 
