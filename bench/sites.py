@@ -28,6 +28,7 @@ def measure(sites: int, rounds: int) -> dict[str, Any]:
     """Seconds of a round with so many sites, the coordinator's CPU seconds for one, its memory and threads."""
     names = [f"site-{number:03d}" for number in range(sites)]
     with tempfile.TemporaryDirectory(prefix="wardround-bench-") as folder, World(Path(folder) / "state") as world:
+        world.init()
         service = world.serve()
         connected: list[FakeSite] = []
 
@@ -58,7 +59,7 @@ def measure(sites: int, rounds: int) -> dict[str, Any]:
     seconds = [row["seconds"] for row in report["rounds_closed"]][1:]
     return {
         "bench": "simulated sites", "sites": sites, "rounds": len(seconds),
-        "served": min(len(row["accepted"]) for row in report["rounds_closed"]),
+        "served": min(len(row["contributors"]) for row in report["rounds_closed"]),
         "seconds": round(statistics.median(seconds), 4),
         "p95_seconds": round(statistics.quantiles(seconds, n=20, method="inclusive")[-1], 4),
         "coordinator_cpu_seconds": round(used, 3), "coordinator_peak_mib": round(peak, 1), "coordinator_threads": count,

@@ -128,7 +128,7 @@ def test_whatever_is_imported_is_declared_for_those_who_import_it() -> None:
     developers = [one for group in declared["dependency-groups"].values() for one in group]
     packaged = outside(modules().values())
     assert undeclared(packaged, users) == []
-    for folder in ("tests", "tools", "bench", "examples"):
+    for folder in ("bench", "tests", "tools", "examples"):
         assert undeclared(outside((ROOT / folder).rglob("*.py")) - NEVER_INSTALLED, [*users, *developers]) == []
 
 
