@@ -21,8 +21,9 @@ PARTIES = {
     "test_plugin": "Code of others: who makes a plug-in, changes one after it was approved, or names one",
     "test_statistics": "Figures of tables: who asks for too much, tells what is not so, or lets leave what nobody saw",
     "test_secure_aggregation": "A malicious coordinator and colluding members, against secure aggregation over a "
-    "simulated network: the two programs do not run it yet",
+    "simulated network",
     "test_secure_gateway": "A malicious coordinator against the gateways of hospitals with secure aggregation",
+    "test_secure_memory": "A coordinator that looks for one hospital's numbers in all that it has",
     "test_insider": "An insider who edits the ledger afterwards",
     "test_operator": "Whoever may write in the coordinator's database, or give it commands",
     "test_other_user": "Another user of the hospital's machine",

@@ -395,4 +395,5 @@ class Rounds:
 
     def _forget_files(self, journal: Journal) -> None:
         self._staging.remove(journal.update)
+        self._state.remove_copies(journal.study)
         self._downloads.forget(journal.study)

@@ -104,6 +104,11 @@ class SiteState:
         """Where the gateway keeps that update with its masks, which leaves in its place."""
         return self._file("outgoing", study, "masked.safetensors")
 
+    def remove_copies(self, study: str) -> None:
+        """What has left, or will not, lies in ``outgoing`` no longer."""
+        for copy in (self.own_copy(study), self.masked_copy(study)):
+            durable.remove(copy, lasting=False)
+
     @property
     def peers(self) -> Path:
         return self.root / "peers.json"

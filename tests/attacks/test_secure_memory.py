@@ -81,6 +81,7 @@ def begun(world: World, folder: Path, **study: object) -> list[FakeSite]:
 
 @pytest.mark.attack(promise="P12", refused_by="proto/wardround/secure/masking.py")
 def test_without_secure_aggregation_the_search_finds_one_hospitals_numbers(tmp_path: Path) -> None:
+    """So that a search that finds nothing says something: what one hospital sends is in files and memory without it."""
     with World(tmp_path, "north") as world:
         sites = begun(world, tmp_path)
         update = planted("alpha", sites[0].specs("trial"))
@@ -96,6 +97,7 @@ def test_without_secure_aggregation_the_search_finds_one_hospitals_numbers(tmp_p
 def test_with_secure_aggregation_they_are_nowhere_in_its_files_its_database_and_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Files, database and memory of a coordinator, before the sum is made and after."""
     with World(tmp_path, "north") as world:
         sites = begun(world, tmp_path, secure_aggregation={"range": RANGE, "largest_weight": 1000})
         members = [Member(site, "trial") for site in sites]

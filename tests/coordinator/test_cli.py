@@ -266,7 +266,9 @@ def test_a_study_with_secure_aggregation_waits_until_its_sites_have_enrolled(com
     )
     _, said = commands.run("study", "create", commands.study, "--initial", commands.initial, code=78)
     assert "with [secure_aggregation] a study names its sites' keys, and alpha, bravo, carol have not enrolled" in said
-    assert "hint: `coordinator invite alpha`, and create the study when all have joined" in said
+    assert (
+        f"hint: `coordinator invite alpha --state {commands.state}`, and create the study when all have joined" in said
+    )
     out, _ = commands.run("study", "list", "--json")
     assert json.loads(out) == {"studies": []}
 

@@ -96,7 +96,7 @@ ROWS = st.builds(
 )  # fmt: skip
 FIGURES = st.builds(ColumnFigures, values=COUNT, mean=st.just("1.5"), categories=st.lists(COUNT, max_size=2).map(tuple))
 TELLING = st.builds(
-    requests.TellingColumn, TEXT, TEXT, TEXT, st.lists(TEXT, max_size=2).map(tuple), FIGURES
+    requests.TellingColumn, TEXT, TEXT, TEXT, TEXT, st.lists(TEXT, max_size=2).map(tuple), FIGURES
 )  # fmt: skip
 ANSWERS = st.one_of(
     st.builds(requests.ServiceStatus, st.booleans(), COUNT, TEXT),

@@ -652,7 +652,7 @@ def _trainer(folder: Path) -> Door:
     and what the gateway makes of it."""
     site = SiteFiles()
     state = SiteState(folder)
-    for place in (state.staging, folder / "outgoing"):
+    for place in (state.staging, folder / "outgoing", folder / "journal"):
         place.mkdir()
     own = site.offer.upload
     (state.staging / "update-1.safetensors").write_bytes(tensor_file(3, own))
