@@ -27,8 +27,8 @@ from typing import Any
 import grpc
 import numpy as np
 
+from bench import floor
 from bench.processes import cpu_seconds
-from tools import floor
 from tools.evidence_egress import PAYLOADS, SITE, run_patched, write_study
 from tools.world import World, free_port
 

@@ -110,6 +110,12 @@ def _answer(row: str) -> Answer:
     return Answer(found[1], found[2] or "", found[3] or "")
 
 
+def _at_a_terminal() -> None:
+    """Ctrl-C reaches what runs in it, also where whoever runs us ignores it, as what is in the background does."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Shell:
     """A person's terminal: a shell, in which one line after the other is typed. Ended with the block."""
 
@@ -134,7 +140,7 @@ class Shell:
         self.process = subprocess.Popen(
             [*prefix, "bash", "--noprofile", "--norc", "--noediting", "-i"], stdin=theirs, stdout=theirs,
             stderr=theirs, cwd=home, env={**kept, **asked, "HISTFILE": ""}, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches what runs in it
+            preexec_fn=_at_a_terminal,
         )  # fmt: skip
         os.close(theirs)
         self.screen = ours

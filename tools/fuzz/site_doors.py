@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import grpc
@@ -38,6 +38,7 @@ from site_agent.gateway.enrolment import join as joining
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import egress, evidence, receipt_copy, receipts
+from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.exit.staging import Staging
@@ -659,6 +660,7 @@ def _trainer(folder: Path) -> Door:
     told = site.offer.reported
     rounds = Rounds.__new__(Rounds)
     rounds._state, rounds._staging = state, Staging(state.staging)
+    rounds._policy = cast(PolicyEnforcement, SimpleNamespace(block=lambda journal, what, why: canonical.dumps(why)))
     leaves = described(site.offer.upload, site.consent.private)
 
     def asked(kind: bytes, said: bytes) -> Any:
