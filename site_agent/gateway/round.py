@@ -269,7 +269,10 @@ class Rounds:
             self._abort(request)
             raise
         self._staging.remove(base)
-        return self._take_result(journal, result, consent)
+        measured = self._take_result(journal, result, consent)
+        journal.phase = "trained"
+        self._state.save_journal(journal, "content")
+        return measured
 
     def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> Measured | None:
         """Note what the trainer gives back, and copy its file; whether that may leave is for ``egress`` to say."""
@@ -280,8 +283,6 @@ class Rounds:
         if journal.update:
             measured = egress.take(self._staging, self._policy, journal, consent, self._state.own_copy(journal.study))
             journal.update_digest = measured[0].digest()
-        journal.phase = "trained"
-        self._state.save_journal(journal, "content")
         return measured
 
     def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:

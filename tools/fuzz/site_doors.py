@@ -653,7 +653,7 @@ def _trainer(folder: Path) -> Door:
     and what the gateway makes of it."""
     site = SiteFiles()
     state = SiteState(folder)
-    for place in (state.staging, folder / "outgoing", folder / "journal"):
+    for place in (state.staging, folder / "outgoing"):
         place.mkdir()
     own = site.offer.upload
     (state.staging / "update-1.safetensors").write_bytes(tensor_file(3, own))
