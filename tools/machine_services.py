@@ -19,7 +19,7 @@ from pathlib import Path
 
 ENABLED, UNITS, ASKED = Path("/etc/enabled"), Path("/etc/systemd/system"), Path("/run/asked")
 LOGS = Path("/var/tmp")
-VERBS = ("enable", "start", "restart", "stop", "reboot", "poweroff", "daemon-reload")
+VERBS = ("enable", "start", "restart", "stop", "reboot", "poweroff", "daemon-reload", "is-active")
 START_S = STOP_S = 60
 AGAIN = 3
 FOR_GOOD = (0, 64, 65, 77, 78)  # exit codes after which a unit is not started again
@@ -77,6 +77,9 @@ class Services:
                 process.kill()
                 process.wait()
 
+    def _runs(self, name: str) -> bool:
+        return name in self._running and self._running[name].poll() is None
+
     def start_those_that_failed(self) -> None:
         for name, process in list(self._running.items()):
             if (code := process.poll()) is not None:
@@ -94,6 +97,8 @@ class Services:
         for name in names:
             if not (UNITS / f"{name}.service").exists():
                 return f"Unit {name}.service not found."
+            if verb == "is-active" and not self._runs(name):
+                return "inactive"
             if verb == "enable":
                 ENABLED.mkdir(exist_ok=True)
                 (ENABLED / name).touch()
@@ -134,6 +139,8 @@ def ask(verb: str, *words: str) -> None:
         time.sleep(LOOK_S)
     if said := asked.with_suffix(".answer").read_text():
         sys.exit(said)
+    if verb == "is-active":
+        print("active")
 
 
 if __name__ == "__main__":

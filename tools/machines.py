@@ -84,7 +84,10 @@ exec {sys.executable} {REPOSITORY}/tools/machine_services.py ask "$@"
 
 def missing() -> bool:
     """Whether no other machine can be made of this one."""
-    return os.geteuid() != 0 or not all(map(shutil.which, NEEDED))
+    if os.geteuid() != 0 or not all(map(shutil.which, NEEDED)):
+        return True
+    probe = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "true"]
+    return subprocess.run(probe, stderr=subprocess.DEVNULL, check=False).returncode != 0
 
 
 def opening(command: list[str]) -> list[str]:
