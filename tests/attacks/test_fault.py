@@ -272,6 +272,9 @@ def test_verified_while_written(tmp_path: Path) -> None:
             writer.kill()
 
 
+ROOM = 64  # descriptors with which a service does its work: each of its threads may have the database open
+
+
 @pytest.mark.chaos
 @pytest.mark.attack(promise="P11", refused_by="coordinator/connections.py")
 def test_descriptors_run_out__at_the_port_of_the_sites(world: World) -> None:
@@ -281,16 +284,17 @@ def test_descriptors_run_out__at_the_port_of_the_sites(world: World) -> None:
     site = FakeSite(world.ask_coordinator("invite", "alpha"))
     request = federation_pb2.StudiesRequest(agent_version=__version__)
     site.federation.Studies(request, timeout=20)
-    starve(service.process.pid, 6)
+    starve(service.process.pid, ROOM)
     host, port = world.address.split(":")
-    held = [socket.create_connection((host, int(port)), timeout=20) for _ in range(20)]
+    held = [socket.create_connection((host, int(port)), timeout=20) for _ in range(ROOM + 20)]
     wait_until(lambda: "descriptor limit reached" in service.log.read_text(), "gRPC says that it waits", 20)
     asked = [site.federation.Studies.future(request, timeout=20) for _ in range(4)]
     for connection in held:
         connection.close()
     wait_until(lambda: answers(world), "the commands are answered", 30)
     for call in asked:
-        assert call.exception() is None or "TOO_BUSY" in call.exception().details()
+        said = call.exception().details() if call.exception() else ""
+        assert not said or "TOO_BUSY" in said or "COORDINATOR_TROUBLE" in said  # an agent tries again after both
     again = FakeSite(world.ask_coordinator("invite", "bravo"))
     assert service.process.poll() is None
     for one in (site, again):
