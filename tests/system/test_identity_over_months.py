@@ -68,7 +68,7 @@ def events(state: SiteState) -> list[object]:
 def test_a_site_whose_certificate_ended_while_it_was_off_renews_it_with_the_old_key(
     place: Place, state: SiteState
 ) -> None:
-    live(place, 2, 600)
+    live(place, 4, 600)
     redeem(state, place)
     until_ended(state)
     live(place, 600, 600)
@@ -81,7 +81,7 @@ def test_a_site_whose_certificate_ended_while_it_was_off_renews_it_with_the_old_
 def test_without_a_renewal_window_the_agent_ends_and_names_the_way_back_which_keeps_everything(
     place: Place, state: SiteState
 ) -> None:
-    live(place, 2, 0)
+    live(place, 4, 0)
     redeem(state, place)
     run_until_connected(state)
     ledger_key = Identity(state.identity).ledger_key_file.read_bytes()
@@ -108,7 +108,7 @@ def test_without_a_renewal_window_the_agent_ends_and_names_the_way_back_which_ke
 
 
 def test_a_window_that_the_operator_closed_is_closed(place: Place, state: SiteState) -> None:
-    live(place, 2, 600)
+    live(place, 4, 600)
     redeem(state, place)
     until_ended(state)
     live(place, 600, 0)
@@ -173,9 +173,10 @@ def test_an_invitation_of_another_authority_is_redeemed_only_with_its_fingerprin
         other.close()
 
 
+@pytest.mark.chaos
 def test_renewals_drop_no_call(tmp_path: Path) -> None:
     """The short form of ``python -m tools.evidence_identity renewals``."""
-    kept = evidence_identity.renewals(tmp_path, sites=2, wanted=2, life_s=4, limit_s=60)
+    kept = evidence_identity.renewals(tmp_path, sites=2, wanted=2, life_s=10, limit_s=90)
     assert kept.failed == ()
     assert kept.certificate_forks == 0
     assert min(kept.renewals) >= 2
