@@ -396,17 +396,20 @@ class FakeCoordinator(
         self._hear(context, request)
         self._admit(context)
         stream: queue.SimpleQueue[pb.Event | None] = queue.SimpleQueue()
-        context.add_callback(lambda: stream.put(None))
+        if not context.add_callback(lambda: stream.put(None)):
+            return  # the site is gone already, and nobody would tell of it
         presented = context.auth_context()["x509_pem_cert"][0]
         with self.changed:
             self._streams.append(stream)
             self.watching_new = bool(self.renewals) and presented == self.renewals[-1]
             self.changed.notify_all()
-        while (event := stream.get()) is not None:
-            yield event
-        with self.changed:
-            if stream in self._streams:
-                self._streams.remove(stream)
+        try:
+            while (event := stream.get()) is not None:
+                yield event
+        finally:  # gRPC also closes this where the site went while an event was on its way
+            with self.changed:
+                if stream in self._streams:
+                    self._streams.remove(stream)
 
     def Download(self, request: Any, context: Any) -> Iterator[pb.DownloadReply]:
         self._hear(context, request)

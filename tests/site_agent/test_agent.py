@@ -612,7 +612,7 @@ def test_a_withdrawal_stops_training_at_once(world: SiteWorld) -> None:
     world.coordinator.assign(STUDY, 1)
     world.trainer.wait_asked("train")
     assert world.command("withdraw", study=STUDY, by=PERSON) == {"reported": True}
-    assert world.trainer.aborted.is_set()
+    assert world.trainer.aborted.wait(20)  # told by the thread that trains
     world.coordinator.wait_declared("WITHDRAWN")
     assert not world.coordinator.uploads
     world.coordinator.assign(STUDY, 2)
