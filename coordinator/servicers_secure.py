@@ -1,6 +1,7 @@
 """The gRPC servicer of secure aggregation: what sites tell, and what a sum is checked with. It judges nothing."""
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from coordinator.authenticator import Authenticator
 from coordinator.calls import Call, permitted
@@ -26,6 +27,7 @@ from wardround.tensors.files import TensorFile
 from wardround.v1 import secure_pb2 as pb
 from wardround.v1 import secure_pb2_grpc
 
+MOST_DIGESTS = 64  # vectors whose blocks' digests are kept, one for each MiB
 MAX_TOLD = 2 * MAX_STATEMENT  # bytes of what a site tells: an opening, or shares of 255 sites
 
 
@@ -37,6 +39,7 @@ class SecureServicer(secure_pb2_grpc.SecureAggregationServicer):
         self._status = authenticator.certificate_status
         self._engine, self._records, self._blobs = engine, records, blobs
         self._downloads = Downloads(records, blobs)
+        self._digests = lru_cache(maxsize=MOST_DIGESTS)(self._digests_of)
 
     @permitted("site", pb.SecureTold, most=MAX_TOLD)
     def Tell(self, peer: Peer, request: pb.SecureTold, call: Call) -> pb.SecureToldReply:  # noqa: N802
@@ -66,10 +69,15 @@ class SecureServicer(secure_pb2_grpc.SecureAggregationServicer):
         if wanted.site not in uploads:
             raise BadData(f"site `{wanted.site}` is not in that sum", code="ROUND_NOT_ASKED")
         with TensorFile(self._blobs.spool(uploads[wanted.site])) as vector:  # while it is open, its room is taken
-            yield blocks_message(BlockDigests(digests(data for _, data in blocks_of(vector)).digests))
+            yield blocks_message(BlockDigests(self._digests(uploads[wanted.site])))
             for index in wanted.blocks:
                 self._status.check(peer)
                 yield blocks_message(VectorBlock(index, block_of(vector, index)))
+
+    def _digests_of(self, upload: str) -> tuple[str, ...]:
+        """Of an accepted vector's blocks. Each member asks for those of each site, several times in a round."""
+        with TensorFile(self._blobs.spool(upload)) as vector:
+            return digests(data for _, data in blocks_of(vector)).digests
 
     def _study(self, peer: Peer, name: str, revision: int | None = None) -> Study:
         study = self._engine.find(name)
