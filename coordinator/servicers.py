@@ -23,7 +23,7 @@ from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
 from coordinator.studies import fits
 from coordinator.studies.engine import Engine
-from coordinator.studies.lifecycle import Expected
+from coordinator.studies.events import Expected
 from coordinator.studies.state import ENDED
 from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study

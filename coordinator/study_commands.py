@@ -19,7 +19,7 @@ from coordinator.context import Context
 from coordinator.requests import EditStudy
 from coordinator.secure_roster import with_roster
 from coordinator.studies import editing, fits, report
-from coordinator.studies.lifecycle import Start, Stop
+from coordinator.studies.events import Start, Stop
 from coordinator.studies.renewal import renewed
 from coordinator.studies.report import Sites
 from coordinator.studies.state import ENDED, Phase

@@ -15,8 +15,8 @@ from coordinator.models.kept import add_model
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
+from coordinator.studies.events import Aggregated, Event, Halted, Unusable
 from coordinator.studies.history import accounts
-from coordinator.studies.lifecycle import Aggregated, Event, Halted, Unusable
 from coordinator.studies.secure_rounds import layout_for
 from coordinator.studies.state import Round
 from coordinator.studies.study import Study

@@ -19,7 +19,7 @@ from coordinator.models.downloads import Downloads
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs, DamagedModel
 from coordinator.storage.database import Store
-from coordinator.studies import cleanup, lifecycle, secure_rounds, telling
+from coordinator.studies import cleanup, events, lifecycle, secure_rounds, telling
 from coordinator.studies.aggregations import Aggregations
 from coordinator.studies.assignments import Assignments
 from coordinator.studies.conclusion import Conclusion
@@ -92,7 +92,7 @@ class Engine:
             if study.state.phase in (Phase.WAITING, Phase.RUNNING):
                 away_s = max(0.0, self._wall_clock() - study.saved.wall_clock)
                 left = study.saved.round_left(study.state), study.saved.start_left(study.state)
-                self._step_alone(study.name, lifecycle.Restarted(away_s, *left))
+                self._step_alone(study.name, events.Restarted(away_s, *left))
 
     def stop(self) -> None:
         """Wait for an aggregation, do the jobs that are queued, and end."""
@@ -117,9 +117,9 @@ class Engine:
         for study in list(self._studies.values()):
             time = self._next_time(study)
             if time is not None and time <= now:
-                self._step_alone(study.name, lifecycle.Clock())
+                self._step_alone(study.name, events.Clock())
 
-    def _step_alone(self, name: str, event: lifecycle.Event) -> None:
+    def _step_alone(self, name: str, event: events.Event) -> None:
         """A step that nobody waits for: what goes wrong in it is that study's, and the others go on.
 
         Raises:
@@ -177,11 +177,11 @@ class Engine:
 
         self.call(act)
 
-    def happened(self, name: str, event: lifecycle.Event) -> None:
+    def happened(self, name: str, event: events.Event) -> None:
         """Let a study know what happened."""
         self.call(lambda: self._advance(name, event))
 
-    def happened_with(self, name: str, event: lifecycle.Event, write: Write[T], change: Change = unchanged) -> T:
+    def happened_with(self, name: str, event: events.Event, write: Write[T], change: Change = unchanged) -> T:
         """The same in one transaction with ``write``, whose answer it returns. ``change``: of more than its state."""
         return cast(T, self.call(lambda: self._advance(name, event, write, change)))
 
@@ -201,7 +201,7 @@ class Engine:
         def act() -> None:
             study = self._studies[name]
             if site not in study.state.ready and study.state.phase not in ENDED:
-                self._advance(name, lifecycle.Ready(site))
+                self._advance(name, events.Ready(site))
 
         self.call(act)
 
@@ -210,7 +210,7 @@ class Engine:
 
         def act() -> None:
             if site in self._studies[name].state.ready:
-                self._advance(name, lifecycle.Gone(site, code))
+                self._advance(name, events.Gone(site, code))
 
         self.call(act)
 
@@ -222,12 +222,12 @@ class Engine:
             if current is None or (current.number, current.attempt) != (round_number, attempt):
                 return
             if current.waits:
-                self._advance(name, lifecycle.Unwilling(site, code))
+                self._advance(name, events.Unwilling(site, code))
             elif site in current.unanswered and self._studies[name].state.open_round:
                 log.info("%s: site %s declines round %d: %s", name, site, round_number, code)
                 if code == "DECLINED_MODEL_MISMATCH":
                     self._blobs.doubt(self._studies[name].newest)
-                self._advance(name, lifecycle.Answered(site, Answer(Kind.DECLINED, code)))
+                self._advance(name, events.Answered(site, Answer(Kind.DECLINED, code)))
 
         self.call(act)
 
@@ -310,7 +310,7 @@ class Engine:
     # One step of a study.
 
     def _advance(
-        self, name: str, event: lifecycle.Event, write: Write[T] | None = None, change: Change = unchanged
+        self, name: str, event: events.Event, write: Write[T] | None = None, change: Change = unchanged
     ) -> T | None:
         """Judge, write down, act. If the writing fails, nothing has happened. What fails in the study itself pauses it.
 
@@ -334,7 +334,7 @@ class Engine:
         if self._studies[name].state.phase not in (Phase.WAITING, Phase.RUNNING):
             return
         try:
-            self._step(name, lifecycle.Halted(why), None, unchanged)
+            self._step(name, events.Halted(why), None, unchanged)
         except StorageFailed:
             raise
         except Exception:
@@ -343,11 +343,9 @@ class Engine:
             self._studies[name] = replace(study, state=lifecycle.halted(study.state, why))
             self._streams.tell_followers(name)
 
-    def _step(
-        self, name: str, event: lifecycle.Event, write: Callable[[Session], T] | None, change: Change
-    ) -> T | None:
+    def _step(self, name: str, event: events.Event, write: Callable[[Session], T] | None, change: Change) -> T | None:
         before = self._studies[name]
-        now = lifecycle.Now(self._monotonic(), frozenset(self._streams), arriving_for(before, self.arriving()))
+        now = events.Now(self._monotonic(), frozenset(self._streams), arriving_for(before, self.arriving()))
         with blamed():
             state, actions = lifecycle.advance(before.state, before.rules, event, now)
             study = replace(change(before), state=state)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
-from coordinator.studies.lifecycle import Action, Closed, Opened
+from coordinator.studies.events import Action, Closed, Opened
 from coordinator.studies.state import Kind, Outcome
 from coordinator.studies.study import Study
 from fl_algorithms.server.limits import Account

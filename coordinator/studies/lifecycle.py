@@ -29,28 +29,29 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from coordinator.studies import secure_steps
-from coordinator.studies.events import Action as Action
-from coordinator.studies.events import Aggregate as Aggregate
-from coordinator.studies.events import Aggregated as Aggregated
-from coordinator.studies.events import Answered as Answered
-from coordinator.studies.events import Clock as Clock
-from coordinator.studies.events import Closed as Closed
-from coordinator.studies.events import Entered as Entered
-from coordinator.studies.events import Event as Event
-from coordinator.studies.events import Expected as Expected
-from coordinator.studies.events import Gone as Gone
-from coordinator.studies.events import Halted as Halted
-from coordinator.studies.events import Now as Now
-from coordinator.studies.events import Opened as Opened
-from coordinator.studies.events import Ready as Ready
-from coordinator.studies.events import Restarted as Restarted
-from coordinator.studies.events import Resumed as Resumed
-from coordinator.studies.events import Start as Start
-from coordinator.studies.events import Stop as Stop
-from coordinator.studies.events import Tell as Tell
-from coordinator.studies.events import Told as Told
-from coordinator.studies.events import Unusable as Unusable
-from coordinator.studies.events import Unwilling as Unwilling
+from coordinator.studies.events import (
+    Action,
+    Aggregate,
+    Aggregated,
+    Answered,
+    Closed,
+    Entered,
+    Event,
+    Expected,
+    Gone,
+    Halted,
+    Now,
+    Opened,
+    Ready,
+    Restarted,
+    Resumed,
+    Start,
+    Stop,
+    Tell,
+    Told,
+    Unusable,
+    Unwilling,
+)
 from coordinator.studies.secure_steps import End
 from coordinator.studies.state import ENDED, Answer, Kind, Outcome, Phase, Round, Rules, Step, StudyState
 

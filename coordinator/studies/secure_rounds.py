@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.models.downloads import Downloads
 from coordinator.storage import tables
-from coordinator.studies import lifecycle
+from coordinator.studies import events
 from coordinator.studies.state import Outcome, Phase, Round, Step
 from coordinator.studies.study import Change, Study
 from fl_algorithms.server.secure_sums import layout_of
@@ -39,7 +39,7 @@ class SecureRounds:
     def __init__(self, downloads: Downloads, federation: str) -> None:
         self._downloads, self._federation = downloads, federation
 
-    def taken(self, study: Study, site: str, told: SecureTold) -> tuple[Attempt, lifecycle.Told] | None:
+    def taken(self, study: Study, site: str, told: SecureTold) -> tuple[Attempt, events.Told] | None:
         """The attempt with what a site tells, and what that means for its round; None where it is known.
 
         Raises:
@@ -56,7 +56,7 @@ class SecureRounds:
         if attempt == before:
             return None
         opened = told.kind == Told.OPENING and not current.is_open and _is_open(attempt)
-        return attempt, lifecycle.Told(site, STEPS[told.kind], opened)
+        return attempt, events.Told(site, STEPS[told.kind], opened)
 
     def _attempt(self, study: Study, current: Round) -> Attempt:
         """Of the round under way; before its first message a new one, which follows from the study."""
@@ -98,22 +98,22 @@ def submitted(study: Study, site: str, header: UploadHeader) -> Attempt | None:
     return coordinator.submission(study.attempt, site, header.submission)
 
 
-def followed(study: Study, action: lifecycle.Action) -> Study:
+def followed(study: Study, action: events.Action) -> Study:
     """The study with its attempt as an action wants it: keys or shares closed, or the set chosen."""
     match action:
-        case lifecycle.Entered(one):
+        case events.Entered(one):
             assert study.attempt is not None
             return replace(study, attempt=_closed(study.attempt, one))
-        case lifecycle.Closed(one, outcome) if outcome != Outcome.CLOSED:
+        case events.Closed(one, outcome) if outcome != Outcome.CLOSED:
             return replace(study, attempt=None)
     return study
 
 
-def write_down(session: Session, before: Study, study: Study, actions: Sequence[lifecycle.Action]) -> None:
+def write_down(session: Session, before: Study, study: Study, actions: Sequence[events.Action]) -> None:
     """Keep the study's attempt where it is another than before, and forget those that nobody needs any more."""
     table = tables.SecureAttempt
     for action in actions:
-        if isinstance(action, lifecycle.Closed) and study.rules.threshold:
+        if isinstance(action, events.Closed) and study.rules.threshold:
             going_on = [study.state.round] if study.state.round else []
             kept = [(one.number, one.attempt) for one in (*study.state.summed, *going_on)]
             own = sa.and_(table.study == study.name, table.revision == study.revision)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection
 
-from coordinator.studies import lifecycle, secure_rounds
+from coordinator.studies import events, secure_rounds
 from coordinator.studies.aggregations import Aggregations
 from coordinator.studies.assignments import Assignments
 from coordinator.studies.state import ENDED
@@ -27,29 +27,29 @@ def greet(stream: Stream, site: str, studies: Collection[Study], assignments: As
 
 
 def act(
-    study: Study, action: lifecycle.Action, streams: Streams, assignments: Assignments, aggregations: Aggregations
+    study: Study, action: events.Action, streams: Streams, assignments: Assignments, aggregations: Aggregations
 ) -> None:
     """Do what an action says, after it is durable."""
     match action:
-        case lifecycle.Opened(one):
+        case events.Opened(one):
             log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
             for site in one.unanswered:
                 streams.push(site, assignments.of(study, site))
-        case lifecycle.Entered(one):
+        case events.Entered(one):
             log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, one.step)
             for site in one.group:
                 for item in secure_rounds.shown(study, site)[-1:]:
                     streams.push(site, item)
-        case lifecycle.Resumed(one):
+        case events.Resumed(one):
             log.info("%s: round %d, attempt %d goes on: %s", study.name, one.number, one.attempt, one.step)
             for site in one.group:
                 for item in secure_rounds.shown(study, site):
                     streams.push(site, item)
-        case lifecycle.Aggregate(one):
+        case events.Aggregate(one):
             aggregations.submit(study, one)
-        case lifecycle.Closed(one, outcome):
+        case events.Closed(one, outcome):
             log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
-        case lifecycle.Tell(phase):
+        case events.Tell(phase):
             log.info("%s: %s %s", study.name, phase, study.state.why)
             for site in study.state.ready:
                 streams.push(site, assignments.of(study, site))

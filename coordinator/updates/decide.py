@@ -21,7 +21,7 @@ from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
-from coordinator.studies.lifecycle import Answered
+from coordinator.studies.events import Answered
 from coordinator.studies.secure_rounds import submitted, with_attempt
 from coordinator.studies.state import Answer, Kind
 from coordinator.updates import admission

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from coordinator.storage import tables
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
-from coordinator.studies.lifecycle import Halted
+from coordinator.studies.events import Halted
 from coordinator.studies.state import ENDED
 from coordinator.updates.allowance import Allowance
 from coordinator.updates.ledgers import keep_head

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.studies.lifecycle import (
+from coordinator.studies.events import (
     Action,
     Aggregate,
     Aggregated,
@@ -26,8 +26,8 @@ from coordinator.studies.lifecycle import (
     Stop,
     Tell,
     Unusable,
-    advance,
 )
+from coordinator.studies.lifecycle import advance
 from coordinator.studies.state import (
     ENDED,
     Answer,
