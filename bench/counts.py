@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.processes import role_processes, threads
-from bench.rounds import STUDY, tiny_tables
+from bench.rounds import study_of, tiny_tables
 from tools.world import World
 from wardround.tensors.encodings import Encoding
 from wardround.tensors.manifests import CHUNK, TensorSpec
@@ -113,10 +113,7 @@ def main() -> None:
 
 def _ready(world: World, folder: Path, name: str, rounds: int) -> str:
     study = folder / f"{name}.toml"
-    ballast = f"bytes = {MODEL_BYTES}\ntensors = 2"
-    study.write_text(
-        STUDY.format(name=name, sites=json.dumps(SITES), rounds=rounds, ballast=ballast, encoding="float32")
-    )
+    study.write_text(study_of(name, SITES, rounds, f"bytes = {MODEL_BYTES}\ntensors = 2"))
     created = world.create_study(study)
     world.approve(created, SITES)
     return created

@@ -16,6 +16,7 @@ from typing import Any
 
 from bench.floor import floor_round
 from bench.processes import cpu_by_role, has_mapped, own_mib, peak_mib, role_processes, threads
+from tools.studies import study_text, tiny_table
 from tools.world import World
 
 NAMES = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliett", "kilo", "lima",
@@ -27,33 +28,6 @@ PAYLOADS = {
     "256 MiB": "bytes = 268435456\ntensors = 1",
     "1 GiB": "bytes = 1073741824\ntensors = 1",
 }
-STUDY = """
-[study]
-name = "{name}"
-sites = {sites}
-rounds = {rounds}
-round_deadline_s = 600
-
-[task]
-name = "tabular"
-label = "y"
-classes = ["0", "1"]
-features = [{{ name = "x", kind = "numeric" }}]
-
-[model]
-name = "ballast"
-{ballast}
-
-[algorithm]
-name = "fedavg"
-
-[training]
-local_steps = 0
-batch_size = 8
-
-[encoding]
-name = "{encoding}"
-"""
 UNCOUNTED = 2  # rounds at the beginning: the first loads, the second is the first with warm trainers
 
 
@@ -63,9 +37,7 @@ def measure(payload: str, sites: int, rounds: int, encoding: str = "float32") ->
     with tempfile.TemporaryDirectory(prefix="wardround-bench-") as folder:
         root = Path(folder)
         study = root / "study.toml"
-        study.write_text(STUDY.format(
-            name="bench", sites=json.dumps(names), rounds=rounds, ballast=PAYLOADS[payload], encoding=encoding,
-        ))  # fmt: skip
+        study.write_text(study_of("bench", names, rounds, PAYLOADS[payload], encoding))
         with World(root / "state") as world:
             world.start(tiny_tables(root / "data", names), "y", names)
             name = world.create_study(study)
@@ -97,6 +69,14 @@ def measure(payload: str, sites: int, rounds: int, encoding: str = "float32") ->
         }  # fmt: skip
 
 
+def study_of(name: str, sites: Sequence[str], rounds: int, ballast: str, encoding: str = "float32") -> str:
+    """A study whose training does nothing. ``ballast``: the lines that say how large its model is."""
+    return study_text(
+        name, sites, rounds, model=f'name = "ballast"\n{ballast}', more="round_deadline_s = 600",
+        tables=f'\n[encoding]\nname = "{encoding}"\n',
+    )  # fmt: skip
+
+
 def idle() -> dict[str, Any]:
     """An agent that has joined and waits: the memory of all its processes together, and whether torch is in one."""
     names = NAMES[:1]
@@ -114,9 +94,7 @@ def idle() -> dict[str, Any]:
 def tiny_tables(folder: Path, names: Sequence[str]) -> Path:
     """A table of twenty made-up rows for each site."""
     for site in names:
-        (folder / site).mkdir(parents=True)
-        rows = "".join(f"{index % 7},{index % 2}\n" for index in range(20))
-        (folder / site / "train.csv").write_text("x,y\n" + rows)
+        tiny_table(folder / site)
     return folder
 
 

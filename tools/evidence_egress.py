@@ -18,34 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.studies import study_text, tiny_table
 from tools.world import CommandFailed, Service, World, command
 
 SITE = "alpha"
-STUDY = """
-[study]
-name = "egress"
-sites = ["{site}"]
-rounds = {rounds}
-round_deadline_s = 300
-
-[task]
-name = "tabular"
-label = "y"
-classes = ["0", "1"]
-features = [{{ name = "x", kind = "numeric" }}]
-
-[model]
-name = "ballast"
-bytes = {bytes}
-tensors = 2
-
-[algorithm]
-name = "fedavg"
-
-[training]
-local_steps = 0
-batch_size = 8
-"""
 # Python runs a `sitecustomize` that it finds on its path before everything else. This one adds an unknown field to the
 # first message of the first upload, behind the meter's back; the coordinator skips unknown fields, so nobody is told.
 LEAK = """
@@ -142,11 +118,9 @@ def write_study(folder: Path, *, rounds: int, payload: int) -> tuple[Path, Path]
     """A study of one site whose training does nothing, and the folder of a table for it."""
     folder.mkdir(parents=True, exist_ok=True)
     study = folder / "study.toml"
-    study.write_text(STUDY.format(site=SITE, rounds=rounds, bytes=payload))
-    table = folder / "data"
-    table.mkdir()
-    (table / "train.csv").write_text("x,y\n" + "".join(f"{index % 7},{index % 2}\n" for index in range(20)))
-    return study, table
+    ballast = f'name = "ballast"\nbytes = {payload}\ntensors = 2'
+    study.write_text(study_text("egress", [SITE], rounds, model=ballast, more="round_deadline_s = 300"))
+    return study, tiny_table(folder / "data")
 
 
 def _lead_through(site: Path, address: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from coordinator.answers import Answer, AttemptReport, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
+from tools.studies import study_text
 from tools.world import BIN, Service, World, descendants, in_parallel
 from wardround.errors import WardroundError
 from wardround.local import control
@@ -31,34 +32,7 @@ ALPHABET = (
     "alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliett", "kilo", "lima",
 )  # fmt: skip
 MODELS = {"tiny": "hidden = [8]", "1 MB": "hidden = [498, 498]", "8 MB": "hidden = [1412, 1412]"}
-STUDY = """
-[study]
-name = "{name}"
-sites = {sites}
-rounds = {rounds}
-quorum = {quorum}
-round_deadline_s = {deadline_s}
-seed = 7
-threads = 1
-
-[task]
-name = "tabular"
-label = "y"
-classes = ["0", "1"]
-features = [{{ name = "x", kind = "numeric" }}]
-
-[model]
-name = "mlp"
-{model}
-
-[algorithm]
-name = "fedavg"
-
-[training]
-local_steps = 1
-batch_size = 8
-learning_rate = 0.1
-"""
+TRAINING = "local_steps = 1\nbatch_size = 8\nlearning_rate = 0.1"
 ENDED = ("finished", "stopped", "failed")
 NEEDS_PERSON = (64, 65, 77, 78)  # with these codes the service files do not start a program again
 STUCK_S = 150
@@ -89,9 +63,10 @@ class Plan:
         return tuple(f"trial-{number:02d}" for number in range(1, self.studies + 1))
 
     def study_file(self, name: str) -> str:
-        return STUDY.format(
-            name=name, sites=json.dumps(self.names), rounds=self.rounds, quorum=self.quorum or self.sites,
-            deadline_s=self.deadline_s, model=MODELS[self.model],
+        quorum = self.quorum or self.sites
+        return study_text(
+            name, self.names, self.rounds, model=f'name = "mlp"\n{MODELS[self.model]}', training=TRAINING,
+            more=f"quorum = {quorum}\nround_deadline_s = {self.deadline_s}\nseed = 7\nthreads = 1",
         )  # fmt: skip
 
 

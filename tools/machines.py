@@ -202,7 +202,7 @@ class Machine:
         if self._process.poll() is not None:
             raise OSError(f"{self.folder.name} did not start")
         first = self._first()
-        return first is not None and Path(f"/proc/{first}/root/run/booted").exists()
+        return first is not None and Path("/proc", str(first), "root", "run", "booted").exists()
 
     def is_starting_again(self) -> bool:
         """Whether it was told to, and went off; waits until it is off if somebody switched it off."""
