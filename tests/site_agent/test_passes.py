@@ -18,11 +18,12 @@ from wardround.tensors.manifests import Manifest
 def do_round(world: SiteWorld, number: int) -> None:
     world.coordinator.assign(STUDY, number)
     world.coordinator.wait_receipts(number)
-    wait_until(
-        lambda: (world.state.journal(STUDY).round, world.state.journal(STUDY).applied) == (number, True),
-        f"the trainer heard of round {number}",
-        60,
-    )
+
+    def is_applied() -> bool:
+        journal = world.state.journal(STUDY)
+        return (journal.round, journal.phase, journal.applied) == (number, "decided", True)
+
+    wait_until(is_applied, f"the trainer heard of round {number}", 60)
 
 
 def test_a_round_fsyncs_its_ledger_and_its_journal_and_nothing_else(
@@ -41,15 +42,19 @@ def test_a_round_fsyncs_its_ledger_and_its_journal_and_nothing_else(
             counted.setdefault(threading.get_ident(), Counter())[name] += 1
         real(descriptor)
 
+    before = len(world.lines())
     monkeypatch.setattr(os, "fsync", note)
     do_round(world, 2)
+    monkeypatch.undo()
+    kinds = Counter(line["type"] for line in world.lines()[before:])
     (worker,) = (places for places in counted.values() if "journal/new" in places)
     lines = worker.pop("ledger/000001.jsonl")
     assert worker == {
         "journal/new": 5,  # begun, trained, sent, decided, applied
         "journal": 1,  # sent: the one that must not be lost
     }
-    assert lines in (2, 3)  # the upload's line before the wire, the receipt's; perhaps one of what else was sent
+    assert lines in (2, 3), kinds  # the upload's line before the wire, the receipt's; perhaps one of what else was sent
+    assert kinds["upload"] == 1, kinds
 
 
 def test_neither_a_model_nor_an_update_is_read_once_more_as_a_whole(
