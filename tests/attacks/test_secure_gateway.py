@@ -41,6 +41,24 @@ def test_a_second_opening_of_a_round_after_a_restart(world: SecureSites) -> None
         coordinator.unmasking(world.attempt)
 
 
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/exit/pledged.py")
+def test_a_second_set_of_a_round_after_a_ledger_rollover(world: SecureSites) -> None:
+    """A coordinator can make a site roll its ledger over: what it signed before counts all the same."""
+    world.run(1)
+    for site in world.sites:
+        world.check(site, 2)
+        world.hospitals[site] = world.hospitals[site].roll_over()
+    world.models.pop()
+    world.open(1, attempt=2)
+    world.upload(1, world.sites, attempt=2)
+    world.agree(world.sites)
+    for hospital in world.hospitals.values():
+        assert hospital.declined == ["this site has signed another set for round 1 and signs no second one"]
+        assert not hospital.lines("agreed")
+    with pytest.raises(TryAgain):
+        coordinator.unmasking(world.attempt)
+
+
 @pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/exchange.py")
 def test_an_older_state_directory_that_was_restored_signs_no_second_set_with_the_others(world: SecureSites) -> None:
     """It forgets its pledge and is one of those that may: the others' signatures do not suffice. Its masks are new, for

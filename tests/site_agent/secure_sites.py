@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from site_agent import audit
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
@@ -32,6 +34,7 @@ from site_agent.state.person import Person
 from site_agent.state.site import Site
 from tests.secure_world import key_of, public
 from wardround.errors import TryAgain, WardroundError
+from wardround.local import durable
 from wardround.records import secure_messages as messages
 from wardround.records import secure_round
 from wardround.records.assignment import TRAIN, Assignment, ModelRef
@@ -176,6 +179,16 @@ class Hospital:
     def restart(self) -> "Hospital":
         """The same site, from what is on its disk."""
         self.ledger.close()
+        return Hospital(self.world, self.name, self.folder)
+
+    def roll_over(self) -> "Hospital":
+        """`audit rollover`, and the same site after it."""
+        self.ledger.close()
+        pem = key_of(self.name).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        durable.make_folder(self.state.identity)
+        durable.write_file(self.state.identity / "ledger_key.pem", pem)
+        self.state.save_site(self.site)
+        roll_over(self.state)
         return Hospital(self.world, self.name, self.folder)
 
     def lines(self, kind: str) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from site_agent.gateway.exit.evidence import Evidence, HostileReceipt
 from site_agent.gateway.exit.ledger_opening import FIRST_SEGMENT, HEADS, opened
 from site_agent.gateway.exit.ledger_state import Part, refuse_incomplete
+from site_agent.gateway.exit.pledged import Pledged
 from site_agent.state.directory import now_text
 from wardround import __version__
 from wardround.errors import BadData, NeedsPerson, TryAgain
@@ -45,7 +46,6 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
-from wardround.records.ledger.secure import AgreedEntry, OpenedEntry
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead, Receipt, judge, line_hash, next_head
 from wardround.records.update import LedgerStatement
 from wardround.signing import canonical
@@ -328,15 +328,10 @@ class Ledger:
         with self._lock:
             return (study, revision) in self._state.released
 
-    def agreed(self, study_sha256: str) -> list[AgreedEntry]:
-        """Every set that this site signed for a study, by its digest: what it has pledged."""
-        with self._lock:
-            return [entry for entry in self._state.agreed.values() if entry.study_sha256 == study_sha256]
-
-    def unchecked(self, study_sha256: str) -> OpenedEntry | None:
-        """What was opened last of a study, if the sum of it is not checked yet."""
-        with self._lock:
-            return self._state.unchecked.get(study_sha256)
+    @property
+    def pledged(self) -> Pledged:
+        """Which sums this site signed, here and in the ledgers that this one continues."""
+        return Pledged(self._state, self._lock)
 
     @property
     def policy_sha256(self) -> str:

@@ -7,6 +7,7 @@ nothing is changed: it is for a person to look at.
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 from site_agent.gateway.exit.ledger_state import LedgerState
 from wardround.errors import BadData, NeedsPerson
 from wardround.local import durable
+from wardround.records.ledger.entries import CitedHead
 from wardround.records.ledger.lines import Line
 from wardround.records.receipts import line_hash
 from wardround.signing.dsse import Envelope
 
 FIRST_SEGMENT = "000001.jsonl"
+LEDGER_ID = re.compile("[0-9a-f]{32}")
 HEADS = "heads.jsonl"
 
 
@@ -51,7 +54,7 @@ def opened(folder: Path) -> Opened:
 
 def _whole_lines(segment: Path, data: bytes) -> tuple[LedgerState, list[int]]:
     """What the lines say that follow each other, and the bytes of each. Of the last line only what is no line at all,
-    torn by a crash, is left out."""
+    torn by a crash, is left out. What the ledgers before say of sums is remembered with it."""
     state, sizes = LedgerState(), list[int]()
     lines = data.split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):
@@ -64,8 +67,23 @@ def _whole_lines(segment: Path, data: bytes) -> tuple[LedgerState, list[int]]:
             state.take(Line.from_document(document), line_hash(line))
         except BadData as error:
             raise broken(segment, f"line {number} of {len(lines)} has not its form: {error.message}") from None
+        if number == 1 and state.continues is not None:
+            state.remember(_before(segment, state.continues))
         sizes.append(len(line) + 1)
     return state, sizes
+
+
+def _before(segment: Path, cited: CitedHead) -> LedgerState:
+    """A ledger that another one continues, where `audit rollover` left it, and those before it."""
+    older = segment.parent.parent / f"ledger-{cited.ledger_id}" / FIRST_SEGMENT
+    if not LEDGER_ID.fullmatch(cited.ledger_id) or not older.exists():
+        state = LedgerState()
+        state.missing = cited.ledger_id
+        return state
+    state, _ = _whole_lines(older, older.read_bytes())
+    if state.heads[cited.lines : cited.lines + 1] != [cited.head]:
+        raise broken(older, f"its first {cited.lines} lines are not those that the next ledger continues")
+    return state
 
 
 def _next_document(line: bytes, state: LedgerState) -> Any:

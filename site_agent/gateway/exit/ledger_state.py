@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from site_agent.state.directory import COUNTS
 from wardround.errors import BadData
 from wardround.records.ledger.entries import (
+    CitedHead,
     DeclareEntry,
     Entry,
     GenesisEntry,
@@ -79,7 +80,10 @@ class LedgerState:
         self.released: set[tuple[str, int]] = set()  # studies of which an update was released
         self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
         self.agreed: dict[tuple[str, int], AgreedEntry] = {}  # (digest of the study, round) -> the set that was signed
+        self.agreed_here: set[tuple[str, int]] = set()  # those of them whose line is in this ledger
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
+        self.continues: CitedHead | None = None
+        self.missing = ""  # id of a ledger that this one continues, and that is not there
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
         self._site = self._federation = self._ledger_key = ""
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
@@ -108,6 +112,7 @@ class LedgerState:
             case GenesisEntry() as genesis:
                 self.ledger_id, self._ledger_key = genesis.ledger_id, genesis.ledger_key or ""
                 self._previous = EMPTY_HEAD if genesis.continues is None else None
+                self.continues = genesis.continues
             case IdentityEntry() as identity:
                 self.receipt_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(identity.receipt_key))
                 self._site, self._federation = identity.site or "", identity.federation or ""
@@ -130,6 +135,7 @@ class LedgerState:
                 self._hold(hold)
             case AgreedEntry() as agreed:
                 self.agreed[agreed.study_sha256, agreed.round] = agreed
+                self.agreed_here.add((agreed.study_sha256, agreed.round))
             case OpenedEntry() as opened:
                 self.unchecked[opened.study_sha256] = opened
             case SumCheckedEntry() as checked if checked.result != OTHER:
@@ -138,6 +144,12 @@ class LedgerState:
                 self._receipt(line.seq, answer)
         self.hashes.append(hash_of_line)
         self.heads.append(next_head(self.heads[-1], hash_of_line))
+
+    def remember(self, before: "LedgerState") -> None:
+        """Take over what a ledger before this one says of sums. Before this one's own lines."""
+        self.agreed |= before.agreed
+        self.unchecked |= before.unchecked
+        self.missing = before.missing
 
     def sent(self, upload_id: str, size: int) -> None:
         """Count no more than ``size`` bytes for the last line that let this upload out."""

@@ -49,7 +49,7 @@ class SumChecks:
             BadData: what is shown is not what the sites signed.
             WardroundError: the coordinator does not show it.
         """
-        base, opened = assignment.base, self.ledger.unchecked(consent.study_digest)
+        base, opened = assignment.base, self.ledger.pledged.unchecked(consent.study_digest)
         if not consent.is_secure or base is None or (opened is not None and opened.round >= assignment.round):
             return
         if opened is None or base.round != opened.round:
@@ -155,7 +155,7 @@ class SumChecks:
             return check(sum_, shown, connection, drawn(layout, wanted))
 
     def _agreed(self, consent: Consent, round_: int) -> AgreedEntry:
-        for entry in self.ledger.agreed(consent.study_digest):
+        for entry in self.ledger.pledged.sets(consent.study_digest):
             if entry.round == round_:
                 return entry
         raise UsageProblem(f"this site signed no set of round {round_} of `{consent.study}`")

@@ -70,7 +70,7 @@ class SecureRounds:
 
         Raises:
             NotPermitted: the roster does not suit the policy; or this site has signed a set of this round, which is
-                opened and never another.
+                opened and never another; or what it signed is not known, for an older ledger is not there.
             BadData: the file of an earlier attempt is damaged.
         """
         if assignment.base is None:
@@ -78,6 +78,7 @@ class SecureRounds:
         ref = AttemptRef(assignment.study, assignment.revision, assignment.digest, assignment.round, assignment.attempt)
         file, closing = terms.file_of(consent.document), assignment.kind == VALIDATE
         party = self.party(consent)
+        self._ledger.pledged.sets(ref.digest)
         context = terms.context_of(
             consent, file, self._site.federation, ref.round, ref.attempt, assignment.base.digest, closing=closing
         )
@@ -196,12 +197,13 @@ class SecureRounds:
         self._save(replace(attempt, state=state))
 
     def _agree(self, party: Party, attempt: Attempt, shown: SecureShown) -> SecureTold:
-        """The ledger's line is the pledge: it is read before another set is signed, and never forgotten."""
+        """The ledger's line is the pledge: it is read before another set is signed, and never forgotten. A ledger that
+        was begun since (``audit rollover``) gets the line too, for what it opens must be in it."""
         study = attempt.ref.digest
         self._refuse_unchecked(attempt)
-        pledges = Pledges(tuple(entry.pledge for entry in self._ledger.agreed(study)))
+        pledges = Pledges(tuple(entry.pledge for entry in self._ledger.pledged.sets(study)))
         state, pledged, envelope = protocol.agree(party, attempt.state, shown.statements, pledges)
-        if pledged != pledges:
+        if pledged != pledges or not self._ledger.pledged.is_here(study, attempt.ref.round):
             others = set(state.chosen) - {party.site, *party.policy.strangers(party.roster, party.site)}
             self._ledger.append(_about(
  AgreedEntry, attempt.ref, state.context.digest, group=state.members.digest, base=state.context.base,
@@ -300,7 +302,7 @@ class SecureRounds:
 
     def _refuse_unchecked(self, attempt: Attempt) -> None:
         """Raises NotPermitted: the sum of the last round that this site helped to open was not checked."""
-        last = self._ledger.unchecked(attempt.ref.digest)
+        last = self._ledger.pledged.unchecked(attempt.ref.digest)
         if last is not None and (last.round, last.context) != (attempt.ref.round, attempt.state.context.digest):
             raise NotPermitted(
                 f"the sum of round {last.round} of `{attempt.ref.study}` was not checked, so none of round "
