@@ -119,7 +119,7 @@ class Hospital:
         self.site = Site(self.name, FEDERATION, "127.0.0.1:1", "ab" * 32, "ab" * 32, 3600)
         self.ledger = Ledger(self.state.ledger, key_of(self.name))
         self.rounds = SecureRounds(self.state, self.site, key_of(self.name), self.session, self.ledger)
-        self.sums = SumChecks(self.session, self.ledger, self.rounds.attempts)
+        self.sums = SumChecks(self.session, self.ledger, self.rounds.attempts, self.state.sums)
         self.peers = KnownPeers(self.state, self.site, self.ledger)
         self.policy = PolicyEnforcement.of(self.state, self.site, self.ledger)
         self.declined: list[str] = []
@@ -307,7 +307,8 @@ class SecureSites:
         assert not wrong
         chosen = self.attempt.chosen
         summing = Summing(self.layout, Unmasking.of(opened, self.attempt.members, chosen))
-        self.total = summing.tensors(0, [self.vectors[site][0] for site in chosen])
+        vectors, blocks = [self.vectors[site] for site in chosen], range(self.layout.blocks)
+        self.total = np.concatenate([summing.tensors(index, [one[index] for one in vectors]) for index in blocks])
         self.numbers = summing.numbers([self.vectors[site][-1] for site in chosen])
         with TensorFile(self.model_file(len(self.models) - 1)) as base:
             flat = np.concatenate([base.block(spec.key, 0, spec.bytes // 4) for spec in SPECS])
