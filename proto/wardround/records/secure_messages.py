@@ -181,14 +181,15 @@ class SumEvidence:
     def from_document(cls, document: Any) -> "SumEvidence":
         """Raises BadData: not what ``document`` gave."""
         try:
-            statements = [
+            keys, submissions, agreements = (
                 tuple(Envelope.from_document(one) for one in document[name]) for name in ("keys", "set", "agreements")
-            ]
-            secrets = [
+            )
+            self_masks, mask_keys = (
                 {site: bytes.fromhex(text) for site, text in document[name].items()}
                 for name in ("self_masks", "mask_keys")
-            ]
-            found = cls(AttemptRef(**document["attempt"]), *statements, *secrets, document["base"], document["model"])
+            )
+            attempt, base, model = AttemptRef(**document["attempt"]), document["base"], document["model"]
+            found = cls(attempt, keys, submissions, agreements, self_masks, mask_keys, base, model)
             return cls.from_message(found.to_message())
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _misshapen("is no evidence of a sum") from None
