@@ -23,7 +23,7 @@ from typing import Any
 from coordinator.answers import Answer, AttemptReport, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
-from tools.studies import study_text
+from tools.studies import SECURE, study_text
 from tools.world import BIN, Service, World, descendants, in_parallel
 from wardround.errors import WardroundError
 from wardround.local import control
@@ -32,16 +32,6 @@ ALPHABET = (
     "alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliett", "kilo", "lima",
 )  # fmt: skip
 MODELS = {"tiny": "hidden = [8]", "1 MB": "hidden = [498, 498]", "8 MB": "hidden = [1412, 1412]"}
-SECURE = """
-[reported]
-counts = "uniform"
-
-[limits]
-norm_multiple = 0
-
-[secure_aggregation]
-range = 16.0
-"""
 TRAINING = "local_steps = 1\nbatch_size = 8\nlearning_rate = 0.1"
 ENDED = ("finished", "stopped", "failed")
 NEEDS_PERSON = (64, 65, 77, 78)  # with these codes the service files do not start a program again
