@@ -25,11 +25,14 @@ from site_agent.gateway.policy.decisions import (
     quotas,
 )
 from site_agent.gateway.policy.policy import Policy, load, parse, read
+from site_agent.gateway.policy.veto import is_worse
 from site_agent.state.consent import Consent
 from site_agent.state.directory import COUNTS, SiteState
+from site_agent.state.journal import Journal
 from site_agent.state.site import Site
 from wardround.errors import CannotWrite, NeedsPerson, NotPermitted, WardroundError
 from wardround.local import durable
+from wardround.records.codes import VETO
 from wardround.records.ledger.base import Person
 from wardround.records.ledger.entries import BlockedEntry, HeldEntry
 from wardround.records.plugins import Plugin
@@ -192,6 +195,22 @@ class PolicyEnforcement:
             rule = f"statistics.min_count = {wanted.min_count}, statistics.digits = {wanted.digits}"
             return Decision("figures made under another policy", False, rule)
         return first_denial(decide_summary(policy, figures.request, self.coordinator, columns, figures.numbers, told))
+
+    def refuse_worse(self, journal: Journal) -> None:
+        """Raises NotPermitted: by the policy in force this site vetoes the journal's model; the ledger says so, without
+        a number."""
+        table = self.policy(journal.study).veto
+        if not is_worse(table, journal):
+            return
+        self.block(journal, "the model", "veto.loss_rise")
+        raise NotPermitted(
+            f"the model that round {journal.round} of `{journal.study}` begins with has a loss of "
+            f"{float(journal.own_loss):.4g} on this site's validation rows, and the lowest before was "
+            f"{float(journal.lowest_loss):.4g}: more than `loss_rise` in [veto] of the policy, {table.loss_rise}",
+            hint="the study pauses, and the coordinator was told no number; if this site is to go on, raise "
+            "`loss_rise`, and the operator starts the study again",
+            code=VETO,
+        )
 
     def block(self, attempt: RoundAttempt, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a

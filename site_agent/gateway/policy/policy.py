@@ -10,6 +10,7 @@
     [approval]  how many different people approve a study before anything of it leaves
     [plugins]   whose code may run here besides ours
     [statistics] for which requests a person may let figures of a table leave, and how coarse they are
+    [veto]      how much worse than before this site may find a new model
     [secure_aggregation] whether updates leave with masks alone, and which sums this site helps to open
 
 The policy passes or blocks, and never alters: a study that wants to report more than the policy allows is blocked, not
@@ -115,6 +116,12 @@ class StatisticsTable(Strict):
     digits: int = Field(default=3, ge=1, le=MOST_DIGITS, strict=True)
 
 
+class VetoTable(Strict):
+    """By how much this site's own validation loss of a new model may be above the lowest before; None: by anything."""
+
+    loss_rise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
 class SecureAggregationTable(Strict):
     """``wardround.secure.policy`` judges rosters and sets by it; whom people here know, `site-agent peers` has."""
 
@@ -144,6 +151,7 @@ class Policy(Strict):
     plugins: PluginTable = PluginTable()
     statistics: StatisticsTable = StatisticsTable()
     approval: ApprovalTable = ApprovalTable()
+    veto: VetoTable = VetoTable()
     secure_aggregation: SecureAggregationTable = SecureAggregationTable()
 
 

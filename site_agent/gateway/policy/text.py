@@ -18,6 +18,7 @@ def lines(policy: Policy, request: StudyRequest) -> dict[str, str]:
     denial = first_denial(decide(policy, request))
     verdict = "allows all of it" if denial is None else f"DENIES {denial.what}: {denial.rule}"
     more = {"approval"} if policy.approval.persons > 1 else set()
+    more |= {"veto"} if policy.veto.loss_rise is not None else set()
     more |= {"secure_aggregation"} if request.secure or policy.secure_aggregation.required else set()
     tables = policy.model_dump(mode="json", include={"quotas", "release", "models"} | more)
     return {"verdict": verdict} | {
