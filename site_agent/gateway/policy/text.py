@@ -21,6 +21,8 @@ def lines(policy: Policy, request: StudyRequest) -> dict[str, str]:
     more |= {"veto"} if policy.veto.loss_rise is not None else set()
     more |= {"secure_aggregation"} if request.secure or policy.secure_aggregation.required else set()
     tables = policy.model_dump(mode="json", include={"quotas", "release", "models"} | more)
+    if policy.release.persons == 1:
+        del tables["release"]["persons"]
     return {"verdict": verdict} | {
         f"{table}.{key}": _quota(value) for table, content in tables.items() for key, value in content.items()
     }
