@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wardround.errors import BadData
-from wardround.records.ledger.entries import Entry, PolicyEntry
+from wardround.records.ledger.decided import PolicyEntry
+from wardround.records.ledger.entries import Entry
 from wardround.records.ledger.secure import (
     BLOCKS_ALONE,
     MISSED,

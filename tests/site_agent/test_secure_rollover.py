@@ -9,7 +9,7 @@ from site_agent import audit
 from tests.site_agent.secure_sites import STUDY, SecureSites
 from tools import verify_ledger
 from wardround.errors import NotPermitted
-from wardround.records.ledger.entries import PolicyEntry
+from wardround.records.ledger.decided import PolicyEntry
 from wardround.records.secure_messages import SecureShown, Shown
 
 
