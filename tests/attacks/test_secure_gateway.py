@@ -14,7 +14,8 @@ from tests.secure_world import public
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
 from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
-from wardround.records.secure_messages import SecureShown, Shown
+from wardround.records.assignment import Assignment, ModelRef
+from wardround.records.secure_messages import SecureShown, Shown, SumEvidence
 from wardround.secure import coordinator
 from wardround.tensors.files import TensorFile
 
@@ -103,6 +104,50 @@ def test_an_altered_model_is_not_trained_on(world: SecureSites) -> None:
     assert [line["result"] for line in hospital.lines("sum_checked")] == ["other"]
     with pytest.raises(NotPermitted):  # asked again: it stays so
         world.check("bergen", 2)
+
+
+def crafted(world: SecureSites, round_: int, of: int) -> Assignment:
+    """An assignment with a model that no sum gives, said to be that of round ``of``; and evidence that says so too."""
+    model = write_model(world.folder / "crafted.safetensors", 99).digest()
+    world.evidence = replace(world.evidence, model=model)
+    return replace(world.hospitals["bergen"].assignment(round_), base=ModelRef(of, model))
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checks.py")
+@pytest.mark.parametrize("of", [1, 0])
+def test_a_crafted_model_once_the_true_one_was_checked(world: SecureSites, of: int) -> None:
+    """Every site has checked round 1 with the true model; then the coordinator gives round 2 up, and asks round 3 from
+    a model of its own, which it calls that of round 1, or the one that the study begins with. All trained on it."""
+    world.run(1)
+    world.check("bergen", 2)
+    hospital = world.hospitals["bergen"]
+    with pytest.raises(NotPermitted, match="another model of round 1" if of else "goes back behind round 1"):
+        hospital.sums.before_training(world.consent_of(hospital), crafted(world, 3, of), Interrupt())
+    hospital = hospital.restart()
+    with pytest.raises(NotPermitted):
+        hospital.sums.before_training(world.consent_of(hospital), crafted(world, 3, of), Interrupt())
+    world.hospitals["bergen"] = hospital
+    hospital.sums.before_training(world.consent_of(hospital), hospital.assignment(2, attempt=2), Interrupt())
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checking.py")
+def test_a_crafted_model_of_a_round_that_was_signed_and_never_opened(world: SecureSites) -> None:
+    """All sign the set of round 2; the coordinator shows nobody the signatures, so that nobody opens it and has its sum
+    to check, and asks round 3 from a model of its own. The signatures were all that was looked at."""
+    world.run(1)
+    for site in world.sites:
+        world.check(site, 2)
+    world.open(2)
+    world.upload(2, world.sites)
+    world.agree(world.sites)
+    assert world.attempt.is_agreed
+    world.evidence = SumEvidence(
+        world.ref, tuple(world.attempt.keys[site] for site in world.attempt.group), world.attempt.shown_set(),
+        world.attempt.shown_agreements(), dict.fromkeys(world.sites, bytes(32)), {}, world.models[-1], "",
+    )  # fmt: skip
+    hospital = world.hospitals["bergen"]
+    with pytest.raises(BadData, match="what was opened as the self mask of site `amsterdam` is another"):
+        hospital.sums.before_training(world.consent_of(hospital), crafted(world, 3, 2), Interrupt())
 
 
 @pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checking.py")

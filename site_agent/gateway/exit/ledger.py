@@ -45,7 +45,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
-from wardround.records.ledger.secure import AgreedEntry, OpenedEntry
+from wardround.records.ledger.secure import AgreedEntry, OpenedEntry, SumCheckedEntry
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead, Receipt, judge, line_hash, next_head
 from wardround.records.update import LedgerStatement
 from wardround.signing import canonical
@@ -333,10 +333,10 @@ class Ledger:
         with self._lock:
             return [entry for entry in self._state.agreed.values() if entry.study_sha256 == study_sha256]
 
-    def unchecked(self, study_sha256: str) -> OpenedEntry | None:
-        """What was opened last of a study, if the sum of it is not checked yet."""
+    def last_sum(self, study_sha256: str) -> tuple[OpenedEntry | None, SumCheckedEntry | None]:
+        """What was opened last of a study, if its sum is not checked yet; the last check that found no other model."""
         with self._lock:
-            return self._state.unchecked.get(study_sha256)
+            return self._state.unchecked.get(study_sha256), self._state.checked.get(study_sha256)
 
     @property
     def policy_sha256(self) -> str:

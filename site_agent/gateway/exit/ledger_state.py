@@ -80,6 +80,7 @@ class LedgerState:
         self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
         self.agreed: dict[tuple[str, int], AgreedEntry] = {}  # (digest of the study, round) -> the set that was signed
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
+        self.checked: dict[str, SumCheckedEntry] = {}  # digest of the study -> the sum that was checked last
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
         self._site = self._federation = self._ledger_key = ""
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
@@ -182,6 +183,7 @@ class LedgerState:
             self.released.add(key[:2])
 
     def _checked(self, checked: SumCheckedEntry) -> None:
+        self.checked[checked.study_sha256] = checked
         opened = self.unchecked.get(checked.study_sha256)
         if opened is not None and opened.chosen == checked.chosen:
             del self.unchecked[checked.study_sha256]

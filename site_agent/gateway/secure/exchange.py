@@ -300,7 +300,7 @@ class SecureRounds:
 
     def _refuse_unchecked(self, attempt: Attempt) -> None:
         """Raises NotPermitted: the sum of the last round that this site helped to open was not checked."""
-        last = self._ledger.unchecked(attempt.ref.digest)
+        last, _ = self._ledger.last_sum(attempt.ref.digest)
         if last is not None and (last.round, last.context) != (attempt.ref.round, attempt.state.context.digest):
             raise NotPermitted(
                 f"the sum of round {last.round} of `{attempt.ref.study}` was not checked, so none of round "
