@@ -204,6 +204,34 @@ def test_a_study_in_clear_where_the_policy_wants_masks(world: SecureSites) -> No
     assert not hospital.lines("upload")
 
 
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/secure/exchange.py")
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('studies = ["hearts"]', 'studies = ["kidneys"]', "the policy blocks round 1 of `hearts`: "),
+        ("min_sites = 3", "min_sites = 4", "a set of 3 sites, at least 4 are summed"),
+    ],
+)
+def test_a_sum_opened_after_the_policy_forbade_it(world: SecureSites, before: str, after: str, said: str) -> None:
+    """Vectors are there and the set is signed; the hospital sees with whom, and forbids it. Its shares left all the
+    same: the policy was asked about the signature alone."""
+    world.open(1)
+    world.upload(1, world.sites)
+    world.agree(world.sites)
+    hospital = world.hospitals["bergen"]
+    text = hospital.state.policy.read_text()
+    assert before in text
+    hospital.state.policy.write_text(text.replace(before, after))
+    hospital.answer(SecureShown(world.ref, Shown.AGREEMENTS, world.attempt.shown_agreements()))
+    assert "bergen" not in world.attempt.openings
+    assert not hospital.lines("opened")
+    (declined,) = hospital.declined
+    assert declined.startswith(said)
+    hospital.state.policy.write_text(text)  # and again as it was: the round goes on
+    hospital.answer(SecureShown(world.ref, Shown.AGREEMENTS, world.attempt.shown_agreements()))
+    assert "bergen" in world.attempt.openings
+
+
 @pytest.mark.attack(promise="P12", refused_by="site_agent/audit/secure.py")
 def test_a_ledger_that_opens_both_secrets_of_a_site_passes_no_verifier(world: SecureSites) -> None:
     """Written by a program that was changed: both verifiers name the line."""

@@ -193,6 +193,16 @@ class PolicyEnforcement:
             return Decision("figures made under another policy", False, rule)
         return first_denial(decide_summary(policy, figures.request, self.coordinator, columns, figures.numbers, told))
 
+    def sum_denial(self, consent: Consent, *, closing: bool) -> Decision | None:
+        """What of an update that is in a sum may not leave by the policy as it is now; None where all of it may, and
+        this site helps to open the sum. Of the quotas it was counted when it was sent.
+
+        Raises:
+            WardroundError: there is no policy, or it is broken.
+        """
+        policy, specs = self.policy(consent.study), () if closing else consent.upload
+        return first_denial(self._rules(policy, consent.study, consent, consent.reported, specs, consent.metrics))
+
     def block(self, attempt: RoundAttempt, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a
         coordinator asks again and again."""
@@ -238,13 +248,20 @@ class PolicyEnforcement:
     ) -> list[Decision]:  # fmt: skip
         """What the policy and its quotas say of it; ``numbers`` of it were not counted yet."""
         policy = self._policy_for(attempt)
+        size = sum(spec.bytes for spec in specs)
+        quotas = self._quotas(policy, attempt, size, numbers)
+        return [*self._rules(policy, attempt.study, consent, reported, specs, metrics), *quotas]
+
+    def _rules(
+        self, policy: Policy, study: str, consent: Consent, reported: ReportedSection, specs: Sequence[TensorSpec],
+        metrics: Sequence[str],
+    ) -> list[Decision]:  # fmt: skip
+        """What the policy says of it without its quotas."""
         request = StudyRequest(
-            attempt.study, self.coordinator, specs, metrics, reported.digits, reported.counts, consent.validation_rows,
+            study, self.coordinator, specs, metrics, reported.digits, reported.counts, consent.validation_rows,
             exposure=consent.exposure, plugins=consent.plugins, secure=consent.is_secure,
         )  # fmt: skip
-        size = sum(spec.bytes for spec in specs)
-        people = decide_approval(policy, len(consent.people))
-        return [people, *decide(policy, request), *self._quotas(policy, attempt, size, numbers)]
+        return [decide_approval(policy, len(consent.people)), *decide(policy, request)]
 
     def _policy_for(self, attempt: RoundAttempt) -> Policy:
         try:

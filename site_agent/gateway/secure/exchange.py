@@ -174,7 +174,7 @@ class SecureRounds:
                 attempt = self.attempts.load(ref.study)
                 if attempt is None or attempt.ref != ref:
                     return None  # of an attempt that this site is not in: its assignment comes again, or is over
-                return steps[shown.kind](self._party_of(ref), attempt, shown)
+                return steps[shown.kind](self._party_of(attempt), attempt, shown)
         except (StorageFailed, RefusedForGood):
             raise
         except WardroundError as error:
@@ -249,10 +249,19 @@ class SecureRounds:
             attempt = self.attempts.load(ref.study)
         return attempt is not None and attempt.ref == ref
 
-    def _party_of(self, ref: AttemptRef) -> Party:
+    def _party_of(self, attempt: Attempt) -> Party:
+        """Raises NotPermitted: the study is not approved here any more, or the policy in force denies it by now."""
+        ref = attempt.ref
         consent = self._state.consent(ref.study)
         if consent is None or consent.state != APPROVED or consent.study_digest != ref.digest:
             raise NotPermitted(f"study `{ref.study}` is not approved here any more", code="DECLINED_NOT_APPROVED")
+        if denial := self._policy.sum_denial(consent, closing=attempt.closing):
+            raise NotPermitted(
+                f"the policy blocks round {ref.round} of `{ref.study}`: {denial.what}: {denial.rule}; this site does "
+                "not help to open its sum",
+                hint=f"`site-agent policy explain {ref.study}`",
+                code="DECLINED_POLICY",
+            )
         return self.party(consent)
 
     def _save(self, attempt: Attempt) -> None:
