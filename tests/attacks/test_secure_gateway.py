@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from site_agent import audit
@@ -185,6 +186,28 @@ def test_a_lower_threshold_than_the_sites_policy_stands(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"a threshold of 2 of 3 sites does not stand 1 that collude"):
         hospital.begin(1)
     assert not hospital.lines("keys")
+    world.close()
+
+
+@pytest.mark.attack(promise="P12", refused_by="proto/wardround/secure/policy.py")
+def test_another_revision_from_the_same_model_with_one_site_less(tmp_path: Path) -> None:
+    """All four approve another revision, which has a round more. It begins with the same model, and dublin is said to
+    be late: the difference of the two sums was dublin's update, to the bit."""
+    world = SecureSites(tmp_path, ("amsterdam", "bergen", "charite", "dublin"))
+    world.run(1)
+    total = world.total
+    with TensorFile(world.hospitals["dublin"].state.own_copy(STUDY)) as own:
+        alone = world.layout.quantized(own.block, 1, 0, world.layout.elements)
+    world.revise(rounds=6)
+    there = world.open(1, sites=("amsterdam", "bergen", "charite"))
+    world.upload(1, there)
+    world.agree(there)
+    told = [world.hospitals[site].declined for site in there]
+    if not any(told):
+        world.unmask(there)
+        assert not np.array_equal(total - world.total, alone), "dublin's update is the difference of two sums"
+    assert all("of the study with digest" in one and "began with the same model" in one for (one,) in told)
+    assert not world.attempt.agreements
     world.close()
 
 

@@ -130,10 +130,15 @@ class Hospital:
             STUDY, f"spiffe://{FEDERATION}/coordinator", SPECS, ("val_loss",), 4, "uniform", 100, 5, secure=True
         )
         self.state.policy.write_text(policy_text.draft(request, self.name))
-        self.state.save_offer(Offer(STUDY, 1, world.digest, "running", world.file.document(), world.initial))
+        self.approve()
         for other in world.sites:
             if other != self.name:
                 self.peers.know(other, world.roster.fingerprint(other), DPO)
+
+    def approve(self) -> None:
+        """The study as its coordinator has it now."""
+        world = self.world
+        self.state.save_offer(Offer(STUDY, 1, world.digest, "running", world.file.document(), world.initial))
         account = Shown("ab" * 32, world.digest, 1, "2026-01-01T00:00:00.000Z", {})
         self.state.save_consent(world.consent(account))
 
@@ -203,6 +208,15 @@ class SecureSites:
         self.hospitals = {site: Hospital(self, site, self.folder / site) for site in self.sites}
         for hospital in self.hospitals.values():
             hospital.set_up()
+
+    def revise(self, rounds: int) -> None:
+        """Another revision of the study, from the same first model, which every site has approved."""
+        study = self.file.study.model_copy(update={"rounds": rounds})
+        self.file = self.file.model_copy(update={"study": study})
+        self.digest = study_digest(self.file.document(), self.initial.digest())
+        self.models = self.models[:1]
+        for hospital in self.hospitals.values():
+            hospital.approve()
 
     def close(self) -> None:
         for hospital in self.hospitals.values():

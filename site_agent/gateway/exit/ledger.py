@@ -328,10 +328,10 @@ class Ledger:
         with self._lock:
             return (study, revision) in self._state.released
 
-    def agreed(self, study_sha256: str) -> list[AgreedEntry]:
-        """Every set that this site signed for a study, by its digest: what it has pledged."""
+    def agreed(self) -> list[tuple[AgreedEntry, bool]]:
+        """Every set that this site signed, which is what it has pledged, and whether it has opened it."""
         with self._lock:
-            return [entry for entry in self._state.agreed.values() if entry.study_sha256 == study_sha256]
+            return [(entry, key in self._state.opened) for key, entry in self._state.agreed.items()]
 
     def last_sum(self, study_sha256: str) -> tuple[OpenedEntry | None, SumCheckedEntry | None]:
         """What was opened last of a study, if its sum is not checked yet; the last check that found no other model."""

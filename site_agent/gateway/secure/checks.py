@@ -169,8 +169,8 @@ class SumChecks:
             return check(sum_, shown, connection, drawn(layout, wanted))
 
     def _agreed(self, consent: Consent, round_: int) -> AgreedEntry:
-        for entry in self.ledger.agreed(consent.study_digest):
-            if entry.round == round_:
+        for entry, _ in self.ledger.agreed():
+            if (entry.study_sha256, entry.round) == (consent.study_digest, round_):
                 return entry
         raise UsageProblem(f"this site signed no set of round {round_} of `{consent.study}`")
 

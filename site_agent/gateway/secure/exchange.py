@@ -197,9 +197,8 @@ class SecureRounds:
 
     def _agree(self, party: Party, attempt: Attempt, shown: SecureShown) -> SecureTold:
         """The ledger's line is the pledge: it is read before another set is signed, and never forgotten."""
-        study = attempt.ref.digest
         self._refuse_unchecked(attempt)
-        pledges = Pledges(tuple(entry.pledge for entry in self._ledger.agreed(study)))
+        pledges = self._pledges(attempt.ref)
         state, pledged, envelope = protocol.agree(party, attempt.state, shown.statements, pledges)
         if pledged != pledges:
             others = set(state.chosen) - {party.site, *party.policy.strangers(party.roster, party.site)}
@@ -306,6 +305,14 @@ class SecureRounds:
                 hint="the coordinator's operator begins a new revision, if it cannot be",
                 code="DECLINED_POLICY",
             )
+
+    def _pledges(self, ref: AttemptRef) -> Pledges:
+        """What this site has signed and keeps to, of whatever study. Not what it signed of an earlier revision of this
+        one and did not open: its secrets are erased with the present attempt's first step, so it never will."""
+        return Pledges(tuple(
+            entry.pledge for entry, opened in self._ledger.agreed()
+            if opened or entry.study != ref.study or entry.study_sha256 == ref.digest
+        ))  # fmt: skip
 
     def _refuse_unchecked(self, attempt: Attempt) -> None:
         """Raises NotPermitted: the sum of the last round that this site helped to open was not checked."""
