@@ -11,13 +11,16 @@ import pytest
 from site_agent import audit
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.exit import egress
+from site_agent.gateway.secure.due import MOST
 from tests.secure_world import public
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
 from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
 from wardround.records.assignment import Assignment, ModelRef
-from wardround.records.secure_messages import SecureShown, Shown, SumEvidence
+from wardround.records.secure_messages import SecureShown, SecureTold, Shown, SumEvidence
 from wardround.secure import coordinator
+from wardround.secure.statements import Submission
+from wardround.signing.dsse import Envelope
 from wardround.tensors.files import TensorFile
 
 
@@ -253,6 +256,47 @@ def test_a_sum_opened_after_the_policy_forbade_it(world: SecureSites, before: st
     hospital.state.policy.write_text(text)  # and again as it was: the round goes on
     hospital.answer(SecureShown(world.ref, Shown.AGREEMENTS, world.attempt.shown_agreements()))
     assert "bergen" in world.attempt.openings
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/signing/canonical.py")
+@pytest.mark.parametrize(
+    "payload", [b'{"\\ud800":1.5}', b'{"%s":1.5}' % (b"x" * 9000), b'{"\\u001b[2J":1.5}', b'{"site":"\\udfff"}']
+)
+def test_half_a_character_in_a_statement_that_is_shown(world: SecureSites, payload: bytes) -> None:
+    """The sentence about a statement that is none names the place, by a key of the coordinator's. With half a character
+    in it, it could not stand in the ledger, and the agent ended; started again, it was shown the same."""
+    world.open(1)
+    hospital = world.hospitals["bergen"]
+    hospital.answer(SecureShown(world.ref, Shown.SET, (Envelope(Submission.TYPE, payload, "ab", bytes(64)),)))
+    (line,) = hospital.lines("blocked")
+    assert len(line["rule"]) < 300
+    assert line["rule"].isprintable()
+    assert len(hospital.declined) == 1
+    world.open(1, attempt=2)
+    world.upload(1, world.sites, attempt=2)
+    world.agree(world.sites)
+    world.unmask(world.sites)
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/secure/due.py")
+def test_shown_without_end(world: SecureSites, caplog: pytest.LogCaptureFixture) -> None:
+    """A coordinator shows more than a site can look at: each message was kept until its turn, and had its line in the
+    log. Of each step the newest waits; what this site has to tell itself is never left out."""
+    world.open(1)
+    hospital = world.hospitals["bergen"]
+    garbage = tuple(Envelope("x", b"{}", "ab", bytes(64)) for _ in range(3))
+    for number in range(2000):
+        hospital.rounds.shown(SecureShown(replace(world.ref, study=f"s{number}"), Shown.KEYS, garbage))
+        hospital.rounds.shown(SecureShown(world.ref, Shown.SET, garbage))
+    hospital.rounds.begin(hospital.assignment(1), world.consent_of(hospital))
+    due = hospital.rounds._due
+    assert len(due._waiting) <= MOST + 1
+    assert any(isinstance(one, SecureTold) for one in due._waiting.values())
+    for _ in range(200):
+        hospital.answer(SecureShown(world.ref, Shown.SET, garbage))
+    said = [record for record in caplog.records if "secure aggregation" in record.getMessage()]
+    assert len(said) < 50
+    assert len(hospital.lines("blocked")) < 50
 
 
 @pytest.mark.attack(promise="P12", refused_by="site_agent/audit/secure.py")

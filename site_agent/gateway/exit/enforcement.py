@@ -37,7 +37,9 @@ from wardround.records.study import ReportedSection
 from wardround.records.summaries.figures import SiteFigures
 from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec
+from wardround.terminal import escaped
 
+LONGEST = 500  # characters of what is blocked, and of the rule
 NEW_MODE = 0o640  # of a policy where there was none
 
 
@@ -205,10 +207,10 @@ class PolicyEnforcement:
 
     def block(self, attempt: RoundAttempt, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a
-        coordinator asks again and again."""
+        coordinator asks again and again. Words of others in it are escaped, and cut."""
         self.ledger.append_often(BlockedEntry(
-            study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt, what=what,
-            rule=rule,
+            study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt,
+            what=escaped(what, LONGEST), rule=escaped(rule, LONGEST),
         ))  # fmt: skip
         self.ledger.sign()
 

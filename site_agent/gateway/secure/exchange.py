@@ -10,7 +10,6 @@ restart at any place: it is the same.
 """
 
 import logging
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.masked import MaskedUpdate, Masking
 from site_agent.gateway.secure import terms, vectors
 from site_agent.gateway.secure.attempts import Attempt, Attempts, fresh_root
+from site_agent.gateway.secure.due import Due
 from site_agent.state import peers
 from site_agent.state.consent import APPROVED, Consent
 from site_agent.state.directory import SiteState
@@ -34,6 +34,7 @@ from site_agent.state.journal import Journal
 from site_agent.state.site import Site
 from wardround.errors import BadData, NotPermitted, Refused, RefusedForGood, TryAgain, Unavailable, WardroundError
 from wardround.local.durable import StorageFailed
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import VALIDATE, Assignment
 from wardround.records.ledger.secure import AgreedEntry, KeysEntry, OpenedEntry
 from wardround.records.secure_messages import AttemptRef, SecureShown, SecureTold, Shown, Told
@@ -45,7 +46,7 @@ from wardround.secure.statements import Opened, known
 TOO_LATE = "ROUND_CLOSED"
 Decline = Callable[[AttemptRef, WardroundError], object]
 Line = TypeVar("Line", KeysEntry, AgreedEntry, OpenedEntry)
-log = logging.getLogger(__name__)
+log = RateLimitedLog(logging.getLogger(__name__))
 
 
 class SecureRounds:
@@ -60,7 +61,7 @@ class SecureRounds:
         self.attempts = Attempts(state.secure)
         self._changed = threading.Condition(threading.RLock())  # guards the files; notified when one is written
         self._failed: dict[AttemptRef, WardroundError] = {}
-        self._due: queue.SimpleQueue[SecureTold | SecureShown | None] = queue.SimpleQueue()
+        self._due = Due()
 
     # the work thread
 
@@ -148,7 +149,7 @@ class SecureRounds:
 
     def close(self) -> None:
         """End ``answer``."""
-        self._due.put(None)
+        self._due.close()
 
     # a thread of its own
 
