@@ -13,7 +13,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -67,24 +67,56 @@ def write_file(
         StorageFailed: the disk failed.
     """
     temporary = _temporary(path)
-    pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
     try:
+        _write_beside(path, temporary, data, mode=mode, sync=lasting != "nothing")
         with _naming(path):
-            descriptor = _create(temporary, mode)
-            try:
-                for piece in pieces:
-                    _write_all(descriptor, piece)
-                if lasting != "nothing":
-                    _sync(descriptor, path)
-            finally:
-                os.close(descriptor)
             _name(temporary, path, replace)
     except BaseException:
-        with suppress(OSError):  # it may never have been made, where this user may not even look
-            temporary.unlink()
+        _forget(temporary)
         raise
     if lasting == "all":
         sync_folder(path.parent)
+
+
+def write_files(files: Mapping[Path, Buffer | Iterable[Buffer]], *, mode: int = 0o600, replace: bool = True) -> None:
+    """Put several files at their places once all of them are written, in their order: where one of them does not go
+    there, none is there. After a crash the last is nowhere without the others.
+
+    Raises:
+        CannotWrite, StorageFailed: as ``write_file``.
+    """
+    temporaries = {path: _temporary(path) for path in files}
+    try:
+        for path, data in files.items():
+            _write_beside(path, temporaries[path], data, mode=mode, sync=True)
+        for path, temporary in temporaries.items():
+            with _naming(path):
+                _name(temporary, path, replace)
+    except BaseException:
+        for temporary in temporaries.values():
+            _forget(temporary)
+        raise
+    for folder in {path.parent for path in files}:
+        sync_folder(folder)
+
+
+def _write_beside(path: Path, temporary: Path, data: Buffer | Iterable[Buffer], *, mode: int, sync: bool) -> None:
+    """Make ``temporary``, which will be ``path``. An iterable is written piece by piece."""
+    pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+    with _naming(path):
+        descriptor = _create(temporary, mode)
+        try:
+            for piece in pieces:
+                _write_all(descriptor, piece)
+            if sync:
+                _sync(descriptor, path)
+        finally:
+            os.close(descriptor)
+
+
+def _forget(temporary: Path) -> None:
+    with suppress(OSError):  # it may never have been made, where this user may not even look
+        temporary.unlink()
 
 
 def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int:

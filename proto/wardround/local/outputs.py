@@ -12,12 +12,12 @@ import errno
 import os
 import pwd
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from wardround.errors import CannotWrite, NotPermitted
-from wardround.local.durable import Buffer, write_file
+from wardround.local.durable import Buffer, make_folder, write_file, write_files
 from wardround.terminal import escaped
 
 MARKS = (("identity", "site.json"), ("identity", "key.pem"), ("ledger", "000001.jsonl"), ("authority", "key.pem"))
@@ -99,6 +99,34 @@ def write(
         NotPermitted, CannotWrite: as ``file`` does.
     """
     write_file(file(out, force=force, keep=keep), data, mode=mode, replace=force)
+
+
+def fill(
+    place: Path,
+    files: Mapping[str, Buffer | Iterable[Buffer]],
+    *,
+    force: bool,
+    keep: Iterable[Path] = (),
+    mode: int = 0o600,
+) -> list[Path]:
+    """Write files by their names into the folder ``place``, all or none; the last is there beside all others alone.
+    A folder that had to be made is gone again where it got none. Returns the files.
+
+    Raises:
+        NotPermitted, CannotWrite: as ``file`` does.
+    """
+    made, kept = not place.is_dir(), list(keep)
+    make_folder(place)
+    try:
+        write_files(
+            {file(place / name, force=force, keep=kept): files[name] for name in files}, mode=mode, replace=force
+        )
+    except BaseException:
+        if made:
+            with suppress(OSError):
+                place.rmdir()
+        raise
+    return [place / name for name in files]
 
 
 def _refuse_unreachable(out: Path) -> None:
