@@ -238,7 +238,7 @@ def allow(site: SiteWorld) -> None:
     site.draft((f"# {plugin.line}", plugin.line))
 
 
-@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/exit/enforcement.py")
+@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/policy/refusing.py")
 def test_plugin_imported_by_the_gateway(site: SiteWorld, folder: Path, tmp_path: Path) -> None:
     """The process with the network would run the code of others: with an offer, a preview, an approval, a round, a
     status. Until the policy allows it, not even the trainer is asked.

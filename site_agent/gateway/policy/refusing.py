@@ -1,4 +1,4 @@
-"""What is refused by the policy before anything of a study runs, or is approved: where nothing has to be in the ledger."""
+"""What the policy refuses before anything of a study runs or is approved, where nothing has to be in the ledger."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
