@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="of each study; the first two are not counted")
     parser.add_argument("--crowds", nargs="*", type=int, default=[], help="simulated sites on one coordinator")
     parser.add_argument("--encodings", nargs="*", default=[], help="of the updates, with the last of the payloads")
+    parser.add_argument("--secure", action="store_true", help="each round with secure aggregation too, in the same run")
     parser.add_argument("--peers", action="store_true", help="Flower beside it, in the same run")
     parser.add_argument("--full", action="store_true", help="everything that docs/performance.md has")
     parser.add_argument("--out", type=Path, help="folder for results.jsonl, and plots where matplotlib is installed")
@@ -49,7 +50,8 @@ def _measured(options: argparse.Namespace) -> Iterator[Measured]:
     for payload in options.payloads:
         large = payload in ("256 MiB", "1 GiB")
         for count in options.sites[:1] if large else options.sites:
-            yield rounds.measure(payload, count, 5 if large else options.rounds)
+            for secure in (False, True) if options.secure else (False,):
+                yield rounds.measure(payload, count, 5 if large else options.rounds, secure=secure)
         if options.peers and not large:
             yield from flower.measured(payload, options.sites[0], rounds=4)
     for encoding in options.encodings:

@@ -23,7 +23,7 @@ from typing import Any
 from coordinator.answers import Answer, AttemptReport, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
-from tools.studies import study_text
+from tools.studies import SECURE, study_text
 from tools.world import BIN, Service, World, descendants, in_parallel
 from wardround.errors import WardroundError
 from wardround.local import control
@@ -45,7 +45,9 @@ SOCKETS = shutil.ignore_patterns("*.sock")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and by whom. ``quorum`` 0: all sites. Real training of one step, so that each round counts."""
+    """What is trained, and by whom. ``quorum`` 0: all sites. Real training of one step, so that each round counts.
+    ``secure``: the coordinator sees sums alone.
+    """
 
     sites: int = 3
     rounds: int = 5
@@ -53,6 +55,7 @@ class Plan:
     studies: int = 1
     quorum: int = 0
     deadline_s: int = 600
+    secure: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,6 +71,7 @@ class Plan:
         return study_text(
             name, self.names, self.rounds, model=f'name = "mlp"\n{MODELS[self.model]}', training=TRAINING,
             more=f"quorum = {quorum}\nround_deadline_s = {self.deadline_s}\nseed = 7\nthreads = 1",
+            tables=SECURE if self.secure else "",
         )  # fmt: skip
 
 
@@ -100,6 +104,8 @@ class Template:
                 file = folder / f"{name}.toml"
                 file.write_text(plan.study_file(name))
                 world.create_study(file)
+            if plan.secure:
+                world.know_peers(plan.study_names[0], plan.names)
             in_parallel(lambda site: self._allow(world, site), plan.names)
             for name in plan.study_names:
                 world.approve(name, plan.names)
@@ -343,18 +349,40 @@ class Disturbed(World):
                 break
         for site in self.plan.names:
             ended = max(closed, default=0) + 1 if report.state == "stopped" else None  # the round that a person ended
-            receipted = [(number, update) for number, update in self.receipted(site, study) if number != ended]
+            receipted = [(number, update) for number, update in self.receipted(site, study, closed) if number != ended]
             wrong += astray(site, receipted, closed)
-        return wrong + self.broken_ledgers()
+        return wrong + self.opened_otherwise() + self.broken_ledgers()
 
-    def receipted(self, site: str, study: str) -> Iterator[tuple[int, str]]:
-        """Round and digest of each update of ``study`` for whose training ``site`` holds an accepting receipt."""
+    def opened_otherwise(self) -> list[str]:
+        """With secure aggregation: the rounds in which two sets were opened, or both secrets of one site, in words."""
+        opened: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for site in self.plan.names:
+            for entry in self.entries(site):
+                if entry["type"] == "opened":
+                    opened.setdefault((entry["study"], entry["round"]), []).append(entry)
+        wrong = []
+        for (study, number), entries in sorted(opened.items()):
+            if len({(entry["context"], entry["chosen"]) for entry in entries}) > 1:
+                wrong.append(f"round {number} of {study} was opened twice")
+            kinds = [{site for entry in entries for site in entry[kind]} for kind in ("self_masks", "mask_keys")]
+            if both := kinds[0] & kinds[1]:
+                wrong.append(f"round {number} of {study}: both secrets of {', '.join(sorted(both))} were opened")
+        return wrong
+
+    def receipted(self, site: str, study: str, closed: Mapping[int, AttemptReport]) -> Iterator[tuple[int, str]]:
+        """Round and digest of each update of ``study`` for whose training ``site`` holds an accepting receipt; with
+        secure aggregation, of the attempts that closed: what was masked for another is in no model.
+        """
         decisions = self._decisions(site)
         for entry in self.entries(site):
             if entry["type"] != "upload" or decisions.get(entry["upload_id"]) != "accepted":
                 continue
-            if (entry["study"], entry["kind"]) == (study, "train"):
+            if (entry["study"], entry["kind"]) == (study, "train") and not self._void(entry, closed):
                 yield int(entry["round"]), str(entry["manifest_sha256"])
+
+    def _void(self, upload: dict[str, Any], closed: Mapping[int, AttemptReport]) -> bool:
+        round_ = closed.get(upload["round"])
+        return self.plan.secure and (round_ is None or round_.attempt != upload["attempt"])
 
     def broken_ledgers(self, patience_s: float = 30) -> list[str]:
         """The sites whose ledger one of the verifiers does not accept, or that the coordinator's copy contradicts.

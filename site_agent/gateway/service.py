@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from site_agent.gateway import peer_requests, requests
+from site_agent.gateway import peer_requests, policy_requests, requests
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import person_entry
@@ -122,11 +122,16 @@ class RequestDispatcher:
             case requests.TellSummary(request_name, data, digest, again, by):
                 return handler.summaries.tell(request_name, data, digest, _person(by), again=again)
             case requests.GetWaiting(study, round_):
-                return handler.waiting(study, round_)
+                return handler.releases.waiting(study, round_)
             case requests.Decide(study, round_, decision, update, by):
                 return requests.Decided(agent.decide(study, round_, decision, update, _person(by)))
             case requests.PutPolicy(text, before, by):
                 return requests.PolicyPut(handler.policy.put(text.encode(), before, person_entry(_person(by))))
+            case policy_requests.GetProposed():
+                return handler.policy.proposed()
+            case policy_requests.TakeBackPolicy(sha256, by):
+                handler.policy.take_back(sha256, person_entry(_person(by)))
+                return Done()
             case peer_requests.GetPeers(study):
                 return handler.peers.of_study(study)
             case peer_requests.KnowPeer(site, fingerprint, by):
