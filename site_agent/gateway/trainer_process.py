@@ -1,4 +1,4 @@
-"""The trainer's listener: a child of the gateway, started again where it ends, is stopped or hangs; or apart, watched."""
+"""The trainer's listener: a child of the gateway, started again where it ends or hangs; or apart, and watched."""
 
 import ctypes
 import logging
