@@ -82,7 +82,7 @@ def test_without_the_ledger_before_nothing_is_signed(world: SecureSites) -> None
 def test_two_sets_of_one_round_in_two_ledgers_are_found_by_both_verifiers(world: SecureSites) -> None:
     """As an agent without this rule would have written them."""
     world.run(1)
-    first = world.hospitals["bergen"].ledger.pledged.sets(world.digest)[0]
+    first = world.hospitals["bergen"].ledger.pledged.sets()[0][0]
     roll_over(world)
     hospital = world.hospitals["bergen"]
     hospital.ledger.append(PolicyEntry(event="seen", sha256=first.policy_sha256))

@@ -92,7 +92,9 @@ class LedgerState:
         self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
         self.agreed: dict[tuple[str, int], AgreedEntry] = {}  # (digest of the study, round) -> the set that was signed
         self.agreed_here: set[tuple[str, int]] = set()  # those of them whose line is in this ledger
+        self.opened: set[tuple[str, int]] = set()  # those of them that this site has opened
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
+        self.checked: dict[str, SumCheckedEntry] = {}  # digest of the study -> the sum that was checked last
         self.continues: CitedHead | None = None
         self.missing = ""  # id of a ledger that this one continues, and that is not there
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
@@ -151,6 +153,7 @@ class LedgerState:
                 self.agreed_here.add((agreed.study_sha256, agreed.round))
             case OpenedEntry() as opened:
                 self.unchecked[opened.study_sha256] = opened
+                self.opened.add((opened.study_sha256, opened.round))
             case SumCheckedEntry() as checked if checked.result != OTHER:
                 self._checked(checked)
             case ReceiptEntry() as answer:
@@ -161,7 +164,9 @@ class LedgerState:
     def remember(self, before: "LedgerState") -> None:
         """Take over what a ledger before this one says of sums. Before this one's own lines."""
         self.agreed |= before.agreed
+        self.opened |= before.opened
         self.unchecked |= before.unchecked
+        self.checked |= before.checked
         self.missing = before.missing
 
     def release_decision(self, update: Held, persons: int) -> str:
@@ -223,6 +228,7 @@ class LedgerState:
             self.released.add(key[:2])
 
     def _checked(self, checked: SumCheckedEntry) -> None:
+        self.checked[checked.study_sha256] = checked
         opened = self.unchecked.get(checked.study_sha256)
         if opened is not None and opened.chosen == checked.chosen:
             del self.unchecked[checked.study_sha256]

@@ -8,7 +8,7 @@ import threading
 
 from site_agent.gateway.exit.ledger_state import LedgerState
 from wardround.errors import NotPermitted
-from wardround.records.ledger.secure import AgreedEntry, OpenedEntry
+from wardround.records.ledger.secure import AgreedEntry, OpenedEntry, SumCheckedEntry
 
 
 class Pledged:
@@ -17,8 +17,8 @@ class Pledged:
     def __init__(self, state: LedgerState, lock: threading.RLock) -> None:
         self._state, self._lock = state, lock
 
-    def sets(self, study_sha256: str) -> list[AgreedEntry]:
-        """Every set that this site signed for a study, by its digest: what it has pledged.
+    def sets(self) -> list[tuple[AgreedEntry, bool]]:
+        """Every set that this site signed, which is what it has pledged, and whether it has opened it.
 
         Raises:
             NotPermitted: a ledger that this one continues is not there.
@@ -31,14 +31,14 @@ class Pledged:
                     hint=f"put the folder `ledger-{missing}` back beside `ledger`, from the last backup that has it",
                     code="DECLINED_POLICY",
                 )
-            return [entry for entry in self._state.agreed.values() if entry.study_sha256 == study_sha256]
+            return [(entry, key in self._state.opened) for key, entry in self._state.agreed.items()]
 
     def is_here(self, study_sha256: str, round_: int) -> bool:
         """Whether this ledger itself has the line of that round's set."""
         with self._lock:
             return (study_sha256, round_) in self._state.agreed_here
 
-    def unchecked(self, study_sha256: str) -> OpenedEntry | None:
-        """What was opened last of a study, if the sum of it is not checked yet."""
+    def last_sum(self, study_sha256: str) -> tuple[OpenedEntry | None, SumCheckedEntry | None]:
+        """What was opened last of a study, if its sum is not checked yet; the last check that found no other model."""
         with self._lock:
-            return self._state.unchecked.get(study_sha256)
+            return self._state.unchecked.get(study_sha256), self._state.checked.get(study_sha256)
