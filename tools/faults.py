@@ -39,6 +39,7 @@ STUCK_S = 150
 LAB_S = 900
 PATIENCE_S = 2  # before a paused study is continued once more
 MOST_PAUSES = 40
+PARTS = ("trainer", "gateway")  # of a site, each a unit of its own
 SOCKETS = shutil.ignore_patterns("*.sock")
 
 
@@ -145,9 +146,11 @@ class Disturbed(World):
         seen: what was noticed.
     """
 
-    def __init__(self, state: Path, plan: Plan) -> None:
+    def __init__(self, state: Path, plan: Plan, parts: Sequence[str] = PARTS) -> None:
+        """``parts``: the units of a site; ``("agent",)`` for one that has its trainer with it."""
         super().__init__(state)
         self.plan = plan
+        self.parts = parts
         self.units: dict[str, Service] = {}
         self.seen = Seen()
         self.prefixes: dict[str, Sequence[str]] = {}
@@ -161,7 +164,7 @@ class Disturbed(World):
 
     @property
     def all_units(self) -> list[str]:
-        return ["coordinator", *(f"{part}:{site}" for part in ("trainer", "gateway") for site in self.plan.names)]
+        return ["coordinator", *(f"{part}:{site}" for part in self.parts for site in self.plan.names)]
 
     def begin(self) -> None:
         """Start every unit and wait until each is ready."""
@@ -174,7 +177,8 @@ class Disturbed(World):
         """Start ``unit`` and do not wait. ``prefixes`` has what to put before its command line."""
         part, _, site = unit.partition(":")
         log = self.logs / f"{unit.replace(':', '-')}.log"
-        words: tuple[str | Path, ...] = ("run", "--only", part, "--state", self.state / site)
+        only = () if part == "agent" else ("--only", part)
+        words: tuple[str | Path, ...] = ("run", *only, "--state", self.state / site)
         if part == "coordinator":
             words = ("serve", "--state", self.coordinator_state, *(("--listen", self.listen) if self.listen else ()))
         program = "coordinator" if part == "coordinator" else "site-agent"
@@ -208,17 +212,30 @@ class Disturbed(World):
             return False
         return True
 
-    def stop(self, unit: str) -> int:
-        """SIGTERM and wait; SIGKILL if it does not end within 40 s. Returns its exit code, -9 for the latter."""
+    def stop(self, unit: str, within_s: float = 40) -> int:
+        """SIGTERM and wait; SIGKILL if it does not end in time. Returns its exit code, -9 for the latter.
+
+        Where ``py-spy`` is installed, what it was doing then is beside its log.
+        """
         service = self.units[unit]
         try:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 self.signal(unit, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return service.ended(40)
+                    return service.ended(within_s)
+                self._note_stacks(unit)
             raise TimeoutError(f"{unit} does not end")
         finally:
             del self.units[unit]
+
+    def _note_stacks(self, unit: str) -> None:
+        if (dumper := shutil.which("py-spy")) is None:
+            return
+        for pid in (self.pid(unit), *descendants(self.pid(unit))):
+            line = [dumper, "dump", "--native", "--pid", str(pid)]
+            done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+            with (self.logs / f"{unit.replace(':', '-')}.stacks").open("a") as file:
+                file.write(f"{unit}, process {pid}\n{done.stdout}{done.stderr}")
 
     def tend(self, *, plainly: bool = True) -> None:
         """Start again each unit that has ended, as the service files would, and note with which code it ended.
