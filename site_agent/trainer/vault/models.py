@@ -66,7 +66,8 @@ def export(state: Path, study: str, kind: str, out: Path, *, force: bool = False
     vault, kept = checkpoint(state, study, kind)
     kept.verify_model()
     document = vault.document()
-    files = {name: read(kept.folder / name) for name in (MODEL_FILE, CARD_FILE, PREPROCESSING_FILE)}
+    files = {MODEL_FILE: read(kept.model), CARD_FILE: kept.card.to_text().encode() + b"\n"}  # the card inside it
+    files[PREPROCESSING_FILE] = read(kept.folder / PREPROCESSING_FILE)
     files[STUDY_FILE] = canonical.dumps(document)
     files[PAGE_FILE] = page(kept.card, StudyFile.from_document(document)).encode()
     durable.make_folder(out)
