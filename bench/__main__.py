@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import rounds, sites, step_cost
+from bench import rounds, sites, starts, step_cost
 from bench.peers import flower
 from bench.table import plots, table
 
@@ -25,6 +25,9 @@ def main() -> None:
     parser.add_argument("--crowds", nargs="*", type=int, default=[], help="simulated sites on one coordinator")
     parser.add_argument("--connected", nargs="*", type=int, default=[], help="sites that are connected and idle")
     parser.add_argument("--encodings", nargs="*", default=[], help="of the updates, with the last of the payloads")
+    parser.add_argument(
+        "--starts", action="store_true", help="how long every command's help and a service's start take"
+    )
     parser.add_argument("--peers", action="store_true", help="Flower beside it, in the same run")
     parser.add_argument("--full", action="store_true", help="everything that docs/performance.md has")
     parser.add_argument("--out", type=Path, help="folder for results.jsonl, and plots where matplotlib is installed")
@@ -45,6 +48,8 @@ def main() -> None:
 
 
 def _measured(options: argparse.Namespace) -> Iterator[Measured]:
+    if options.starts or options.full:
+        yield from starts.measure()
     yield step_cost.measure()
     yield rounds.idle()
     for payload in options.payloads:
