@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument(
         "--starts", action="store_true", help="how long every command's help and a service's start take"
     )
+    parser.add_argument("--secure", action="store_true", help="each round with secure aggregation too, in the same run")
     parser.add_argument("--peers", action="store_true", help="Flower beside it, in the same run")
     parser.add_argument("--full", action="store_true", help="everything that docs/performance.md has")
     parser.add_argument("--out", type=Path, help="folder for results.jsonl, and plots where matplotlib is installed")
@@ -55,7 +56,8 @@ def _measured(options: argparse.Namespace) -> Iterator[Measured]:
     for payload in options.payloads:
         large = payload in ("256 MiB", "1 GiB")
         for count in options.sites[:1] if large else options.sites:
-            yield rounds.measure(payload, count, 5 if large else options.rounds)
+            for secure in (False, True) if options.secure else (False,):
+                yield rounds.measure(payload, count, 5 if large else options.rounds, secure=secure)
         if options.peers and not large:
             yield from flower.measured(payload, options.sites[0], rounds=4)
     for encoding in options.encodings:

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.floor import floor_round
 from bench.processes import cpu_by_role, has_mapped, own_mib, peak_mib, role_processes, threads
-from tools.studies import study_text, tiny_table
+from tools.studies import SECURE, study_text, tiny_table
 from tools.world import World
 
 NAMES = ("alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliett", "kilo", "lima",
@@ -31,16 +31,20 @@ PAYLOADS = {
 UNCOUNTED = 2  # rounds at the beginning: the first loads, the second is the first with warm trainers
 
 
-def measure(payload: str, sites: int, rounds: int, encoding: str = "float32") -> dict[str, Any]:
-    """Seconds, CPU seconds, memory and threads of a round, and the floor's."""
+def measure(
+    payload: str, sites: int, rounds: int, encoding: str = "float32", *, secure: bool = False
+) -> dict[str, Any]:
+    """Seconds, CPU seconds, memory and threads of a round, and the floor's. ``secure``: with secure aggregation."""
     names = NAMES[:sites]
     with tempfile.TemporaryDirectory(prefix="wardround-bench-") as folder:
         root = Path(folder)
         study = root / "study.toml"
-        study.write_text(study_of("bench", names, rounds, PAYLOADS[payload], encoding))
+        study.write_text(study_of("bench", names, rounds, PAYLOADS[payload], encoding, secure=secure))
         with World(root / "state") as world:
             world.start(tiny_tables(root / "data", names), "y", names)
             name = world.create_study(study)
+            if secure:
+                world.know_peers(name, names)
             world.approve(name, names)
             before = cpu_by_role(role_processes(world))
             world.ask_coordinator("study", "start", name)
@@ -51,14 +55,16 @@ def measure(payload: str, sites: int, rounds: int, encoding: str = "float32") ->
             most = {role: max(threads(pid) for pid in pids) for role, pids in processes.items()}
             after = cpu_by_role(processes)
             preview = world.site_json(names[0], "preview", name)
+            beside = bytes_beside(world.state / names[0] / "ledger") / (rounds + 1)
         counted = [round_["seconds"] for round_ in report["rounds_closed"]][UNCOUNTED:]
         cpu = {role: (after[role] - before[role]) / (rounds + 1) for role in after}  # the closing one is a round too
         size = preview["bytes_per_round"]
         floor = floor_round(sites, size, rounds=8 if size < 1 << 28 else 4)
         seconds = statistics.median(counted)
         return {
-            "bench": "round", "sites": sites, "payload": payload, "encoding": encoding, "bytes_up": size,
-            "rounds": len(counted), "seconds": round(seconds, 4), "floor_seconds": round(floor.seconds, 4),
+            "bench": "round", "sites": sites, "payload": payload, "encoding": encoding, "secure": secure,
+            "bytes_up": size, "bytes_beside": round(beside), "rounds": len(counted), "seconds": round(seconds, 4),
+            "floor_seconds": round(floor.seconds, 4),
             "ratio": round(seconds / floor.seconds, 2), "cpu_seconds": round(sum(cpu.values()), 3),
             "floor_cpu_seconds": round(floor.cpu_seconds, 3),
             "cpu_ratio": round(sum(cpu.values()) / floor.cpu_seconds, 2) if floor.cpu_seconds else None,
@@ -69,11 +75,19 @@ def measure(payload: str, sites: int, rounds: int, encoding: str = "float32") ->
         }  # fmt: skip
 
 
-def study_of(name: str, sites: Sequence[str], rounds: int, ballast: str, encoding: str = "float32") -> str:
+def bytes_beside(ledger: Path) -> int:
+    """What a site has sent beside its updates, as its ledger's `control` lines count it."""
+    lines = [json.loads(line) for path in ledger.glob("0*.jsonl") for line in path.read_text().splitlines()]
+    return sum(line["bytes"] for line in lines if line["type"] == "control")
+
+
+def study_of(
+    name: str, sites: Sequence[str], rounds: int, ballast: str, encoding: str = "float32", *, secure: bool = False
+) -> str:
     """A study whose training does nothing. ``ballast``: the lines that say how large its model is."""
     return study_text(
         name, sites, rounds, model=f'name = "ballast"\n{ballast}', more="round_deadline_s = 600",
-        tables=f'\n[encoding]\nname = "{encoding}"\n',
+        tables=f'\n[encoding]\nname = "{encoding}"\n' + (SECURE if secure else ""),
     )  # fmt: skip
 
 

@@ -68,7 +68,7 @@ def _by_sites(rounds: Sequence[Measured], payload: str) -> list[tuple[int, Measu
 
 
 def _what(one: Measured) -> str:
-    parts = [one["bench"], one.get("payload"), one.get("encoding")]
+    parts = [one["bench"], one.get("payload"), one.get("encoding"), "masked" if one.get("secure") else ""]
     return ", ".join(part for part in parts if part and part != "float32")
 
 

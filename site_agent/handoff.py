@@ -195,12 +195,15 @@ class Worker:
     It dies with the thread that made it, so that thread must live as long as the worker is wanted.
     """
 
-    def __init__(self, state: Path, *, warm: bool, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, state: Path, *, warm: bool, options: Sequence[str] = (), given_up: Callable[[], bool] = lambda: False
+    ) -> None:
         """Start it.
 
         Args:
             warm: it imports torch at once, and will be asked more than once.
             options: on its command line, `fl_algorithms.engine.hardware.Hardware.options`.
+            given_up: whether nobody waits for it any more: then it is ended, while it starts too.
 
         Raises:
             TryAgain: it did not start; its own words are in the log.
@@ -220,7 +223,7 @@ class Worker:
         self._stream = ours.makefile("rwb")
         self._turn = threading.Lock()
         self._watch: liveness.Watch | None = None
-        self._frozen = ""
+        self._frozen, self._given_up = "", given_up
         ours.settimeout(HELLO_TIMEOUT_S)
         try:
             with self._watched():
@@ -318,11 +321,14 @@ class Worker:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """While the block lasts, it is ended if it is stopped or hung."""
+        """While the block lasts, it is ended if it is stopped or hung, or given up."""
         self._watch, self._frozen, over = liveness.Watch(self.pid), "", threading.Event()
 
         def watch(judge: liveness.Watch) -> None:
             while not over.wait(LOOK_S):
+                if self._given_up():
+                    self.end()
+                    return
                 if frozen := judge.frozen():
                     self._frozen = frozen
                     log.error("the trainer's worker (process %d) %s: it is ended", self.pid, frozen)

@@ -3,9 +3,11 @@
 Three sites train studies of five rounds, once undisturbed. Then `kill -9` goes to the coordinator, a gateway, a
 trainer's listener or its worker, again and again at random instants, and what was killed is started again as a service
 manager would. A study counts as whole if each round has the model of the undisturbed run, each update whose receipt a
-site holds is in it, and both verifiers accept every ledger beside the coordinator's copy of the receipts. Prints a line
-for each study and a JSON line at the end; exits 1 if one came out other than it should. ``--seed`` and ``--trial``
-replay the chances of one federation, though not the machine's own timing.
+site holds is in it, and both verifiers accept every ledger beside the coordinator's copy of the receipts. ``--secure``:
+four sites of studies with secure aggregation, of which no round may be opened twice.
+
+Prints a line for each study and a JSON line at the end; exits 1 if one came out other than it should. ``--seed`` and
+``--trial`` replay the chances of one federation, though not the machine's own timing.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.faults import Disturbed, Plan, Stuck, Template, seeds, undisturbed
+from tools.faults import Disturbed, Plan, Stuck, Template, lab_digest, seeds, undisturbed
 
 PARTS = ("coordinator", "gateway", "trainer", "worker")
 WEIGHTS = (2, 2, 1, 1)  # of the parts: the trainer's two processes count as one program
@@ -120,17 +122,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trial", type=int, help="just this federation of the seed")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the state of what failed here")
+    parser.add_argument("--secure", action="store_true", help="with secure aggregation")
     chosen = parser.parse_args()
-    plan = Plan(sites=3, rounds=5, model=chosen.model, studies=5)
+    sites = 4 if chosen.secure else 3  # of four, three are enough for a sum: another set of a round would be possible
+    plan = Plan(sites=sites, rounds=5, model=chosen.model, studies=5, secure=chosen.secure)
     with tempfile.TemporaryDirectory(prefix="wardround-kills-") as folder:
         template = Template(Path(folder), plan)
+        digests = undisturbed(template)
+        if digests[plan.rounds] != lab_digest(template):
+            raise AssertionError("without any fault: the last model is not the lab's")
         tally = campaign(
-            template, undisturbed(template), kills=chosen.kills, most=chosen.most, seed=chosen.seed, only=chosen.trial,
+            template, digests, kills=chosen.kills, most=chosen.most, seed=chosen.seed, only=chosen.trial,
             kept=chosen.keep, minutes=chosen.minutes,
         )  # fmt: skip
     print(json.dumps({
-        "evidence": "kills", "model": chosen.model, "seed": chosen.seed, "kills": tally.total, **tally.kills,
-        "studies": tally.studies, "paused": tally.paused, "slowest_s": round(tally.slowest_s, 1), "wrong": tally.wrong,
+        "evidence": "kills", "secure": chosen.secure, "model": chosen.model, "seed": chosen.seed,
+        "kills": tally.total, **tally.kills, "studies": tally.studies, "paused": tally.paused,
+        "slowest_s": round(tally.slowest_s, 1), "wrong": tally.wrong,
     }))  # fmt: skip
     sys.exit(bool(tally.wrong))
 

@@ -23,7 +23,7 @@ from typing import Any
 from coordinator.answers import Answer, AttemptReport, StudyReport, StudyStatus
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
 from tools.demo import Audit
-from tools.studies import study_text
+from tools.studies import SECURE, study_text
 from tools.world import BIN, Service, World, descendants, in_parallel
 from wardround.errors import WardroundError
 from wardround.local import control
@@ -39,12 +39,15 @@ STUCK_S = 150
 LAB_S = 900
 PATIENCE_S = 2  # before a paused study is continued once more
 MOST_PAUSES = 40
+PARTS = ("trainer", "gateway")  # of a site, each a unit of its own
 SOCKETS = shutil.ignore_patterns("*.sock")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained, and by whom. ``quorum`` 0: all sites. Real training of one step, so that each round counts."""
+    """What is trained, and by whom. ``quorum`` 0: all sites. Real training of one step, so that each round counts.
+    ``secure``: the coordinator sees sums alone.
+    """
 
     sites: int = 3
     rounds: int = 5
@@ -52,6 +55,7 @@ class Plan:
     studies: int = 1
     quorum: int = 0
     deadline_s: int = 600
+    secure: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -67,6 +71,7 @@ class Plan:
         return study_text(
             name, self.names, self.rounds, model=f'name = "mlp"\n{MODELS[self.model]}', training=TRAINING,
             more=f"quorum = {quorum}\nround_deadline_s = {self.deadline_s}\nseed = 7\nthreads = 1",
+            tables=SECURE if self.secure else "",
         )  # fmt: skip
 
 
@@ -99,6 +104,8 @@ class Template:
                 file = folder / f"{name}.toml"
                 file.write_text(plan.study_file(name))
                 world.create_study(file)
+            if plan.secure:
+                world.know_peers(plan.study_names[0], plan.names)
             in_parallel(lambda site: self._allow(world, site), plan.names)
             for name in plan.study_names:
                 world.approve(name, plan.names)
@@ -139,9 +146,11 @@ class Disturbed(World):
         seen: what was noticed.
     """
 
-    def __init__(self, state: Path, plan: Plan) -> None:
+    def __init__(self, state: Path, plan: Plan, parts: Sequence[str] = PARTS) -> None:
+        """``parts``: the units of a site; ``("agent",)`` for one that has its trainer with it."""
         super().__init__(state)
         self.plan = plan
+        self.parts = parts
         self.units: dict[str, Service] = {}
         self.seen = Seen()
         self.prefixes: dict[str, Sequence[str]] = {}
@@ -155,7 +164,7 @@ class Disturbed(World):
 
     @property
     def all_units(self) -> list[str]:
-        return ["coordinator", *(f"{part}:{site}" for part in ("trainer", "gateway") for site in self.plan.names)]
+        return ["coordinator", *(f"{part}:{site}" for part in self.parts for site in self.plan.names)]
 
     def begin(self) -> None:
         """Start every unit and wait until each is ready."""
@@ -168,7 +177,8 @@ class Disturbed(World):
         """Start ``unit`` and do not wait. ``prefixes`` has what to put before its command line."""
         part, _, site = unit.partition(":")
         log = self.logs / f"{unit.replace(':', '-')}.log"
-        words: tuple[str | Path, ...] = ("run", "--only", part, "--state", self.state / site)
+        only = () if part == "agent" else ("--only", part)
+        words: tuple[str | Path, ...] = ("run", *only, "--state", self.state / site)
         if part == "coordinator":
             words = ("serve", "--state", self.coordinator_state, *(("--listen", self.listen) if self.listen else ()))
         program = "coordinator" if part == "coordinator" else "site-agent"
@@ -202,17 +212,30 @@ class Disturbed(World):
             return False
         return True
 
-    def stop(self, unit: str) -> int:
-        """SIGTERM and wait; SIGKILL if it does not end within 40 s. Returns its exit code, -9 for the latter."""
+    def stop(self, unit: str, within_s: float = 40) -> int:
+        """SIGTERM and wait; SIGKILL if it does not end in time. Returns its exit code, -9 for the latter.
+
+        Where ``py-spy`` is installed, what it was doing then is beside its log.
+        """
         service = self.units[unit]
         try:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 self.signal(unit, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return service.ended(40)
+                    return service.ended(within_s)
+                self._note_stacks(unit)
             raise TimeoutError(f"{unit} does not end")
         finally:
             del self.units[unit]
+
+    def _note_stacks(self, unit: str) -> None:
+        if (dumper := shutil.which("py-spy")) is None:
+            return
+        for pid in (self.pid(unit), *descendants(self.pid(unit))):
+            line = [dumper, "dump", "--native", "--pid", str(pid)]
+            done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+            with (self.logs / f"{unit.replace(':', '-')}.stacks").open("a") as file:
+                file.write(f"{unit}, process {pid}\n{done.stdout}{done.stderr}")
 
     def tend(self, *, plainly: bool = True) -> None:
         """Start again each unit that has ended, as the service files would, and note with which code it ended.
@@ -326,18 +349,40 @@ class Disturbed(World):
                 break
         for site in self.plan.names:
             ended = max(closed, default=0) + 1 if report.state == "stopped" else None  # the round that a person ended
-            receipted = [(number, update) for number, update in self.receipted(site, study) if number != ended]
+            receipted = [(number, update) for number, update in self.receipted(site, study, closed) if number != ended]
             wrong += astray(site, receipted, closed)
-        return wrong + self.broken_ledgers()
+        return wrong + self.opened_otherwise() + self.broken_ledgers()
 
-    def receipted(self, site: str, study: str) -> Iterator[tuple[int, str]]:
-        """Round and digest of each update of ``study`` for whose training ``site`` holds an accepting receipt."""
+    def opened_otherwise(self) -> list[str]:
+        """With secure aggregation: the rounds in which two sets were opened, or both secrets of one site, in words."""
+        opened: dict[tuple[str, int], list[dict[str, Any]]] = {}
+        for site in self.plan.names:
+            for entry in self.entries(site):
+                if entry["type"] == "opened":
+                    opened.setdefault((entry["study"], entry["round"]), []).append(entry)
+        wrong = []
+        for (study, number), entries in sorted(opened.items()):
+            if len({(entry["context"], entry["chosen"]) for entry in entries}) > 1:
+                wrong.append(f"round {number} of {study} was opened twice")
+            kinds = [{site for entry in entries for site in entry[kind]} for kind in ("self_masks", "mask_keys")]
+            if both := kinds[0] & kinds[1]:
+                wrong.append(f"round {number} of {study}: both secrets of {', '.join(sorted(both))} were opened")
+        return wrong
+
+    def receipted(self, site: str, study: str, closed: Mapping[int, AttemptReport]) -> Iterator[tuple[int, str]]:
+        """Round and digest of each update of ``study`` for whose training ``site`` holds an accepting receipt; with
+        secure aggregation, of the attempts that closed: what was masked for another is in no model.
+        """
         decisions = self._decisions(site)
         for entry in self.entries(site):
             if entry["type"] != "upload" or decisions.get(entry["upload_id"]) != "accepted":
                 continue
-            if (entry["study"], entry["kind"]) == (study, "train"):
+            if (entry["study"], entry["kind"]) == (study, "train") and not self._void(entry, closed):
                 yield int(entry["round"]), str(entry["manifest_sha256"])
+
+    def _void(self, upload: dict[str, Any], closed: Mapping[int, AttemptReport]) -> bool:
+        round_ = closed.get(upload["round"])
+        return self.plan.secure and (round_ is None or round_.attempt != upload["attempt"])
 
     def broken_ledgers(self, patience_s: float = 30) -> list[str]:
         """The sites whose ledger one of the verifiers does not accept, or that the coordinator's copy contradicts.

@@ -16,6 +16,17 @@ name = "fedavg"
 """
 NO_TRAINING = "local_steps = 0\nbatch_size = 8"
 
+SECURE = """
+[reported]
+counts = "uniform"
+
+[limits]
+norm_multiple = 0
+
+[secure_aggregation]
+range = 16.0
+"""
+
 
 def study_text(
     name: str, sites: Sequence[str], rounds: int, *, model: str, training: str = NO_TRAINING, more: str = "",

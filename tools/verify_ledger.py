@@ -40,10 +40,10 @@ FIELDS_OF = {
     "genesis": "ledger_id", "identity": "receipt_key", "session": "event", "policy": "event", "consent": "event study",
     "declare": "study standing", "control": "bytes", "upload": UPLOAD + " tensors metrics", "left": "", "recovered": "",
     "resend": RESEND + " upload_id try", "receipt": "upload_id envelope", "summary": SUMMARY + " summary_sha256",
-    "agreed": ATTEMPT + "group base chosen sites known threshold min_sites min_known policy_sha256", "keys": ATTEMPT +
-    "base roster", "opened": ATTEMPT + "chosen self_masks mask_keys", "peer": "event site fingerprint", "sum_checked":
-    ATTEMPT + "chosen model looked_at of result", **dict.fromkeys(("blocked", "held", "released", "rejected"), "study"),
-}  # fmt: skip
+    "agreed": ATTEMPT + "group base chosen sites known threshold min_sites min_known policy_sha256", "peer": "event "
+    "site fingerprint", "proposal": "event policy_sha256", "keys": ATTEMPT + "base roster", "opened": ATTEMPT +
+    "chosen self_masks mask_keys", "sum_checked": ATTEMPT + "chosen model looked_at of result",
+} | dict.fromkeys(("blocked", "held", "endorsed", "released", "rejected"), "study")  # fmt: skip
 
 
 def forms(text="", count="", digest="", **others):
@@ -56,9 +56,9 @@ CITED, ENVELOPE = forms("ledger_id", "lines", "head"), forms("payload_type paylo
 FORM_OF = forms(
     "ts event site federation software peer study standing code destination not_after upload_id ledger_id rule kind "
     "request result", "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes "
-    "try sent left_out min_count digits rows estimate_s threshold min_sites min_known of", "prev manifest_sha256 "
-    "ledger_key receipt_key update request_sha256 summary_sha256 study_sha256 context group base chosen roster "
-    "policy_sha256 model fingerprint", by=forms("name", "uid"), also_by=[forms("name", "uid")], tensors=[TENSOR],
+    "try sent left_out min_count digits rows estimate_s threshold min_sites min_known of persons", "prev roster model "
+    "manifest_sha256 ledger_key receipt_key update request_sha256 summary_sha256 study_sha256 context group chosen "
+    "policy_sha256 fingerprint base", by=forms("name", "uid"), also_by=[forms("name", "uid")], tensors=[TENSOR],
     columns=[forms("column", "values missing")], envelope=ENVELOPE, sources=["text"], metrics=[forms("name value")],
     methods=[forms("method", "count bytes")], plugins=[forms("name version")], continues=CITED, looked_at=["count"],
     masked=forms("weighting", "bits", "context group blocks plain"), sites=["text"], known=["text"],

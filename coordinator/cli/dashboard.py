@@ -9,10 +9,12 @@ from coordinator.cli.asking import refuse_no_coordinator
 from coordinator.cli.options import State
 from coordinator.requests import READ_SOCKET
 from wardround.cli import Certificate, Key, LogFormat, Origin, PasswordFile, group, new_password, say, say_next
-from wardround.errors import UsageProblem
+from wardround.errors import NeedsPerson, UsageProblem
 
 if TYPE_CHECKING:
+    from wardround.web.oidc import Provider
     from wardround.web.passwords import Users
+    from wardround.web.serving import Place
 
 app = group("Show studies, rounds and sites in a browser, to people who log in.")
 users = group("Who may log in to the dashboard.")
@@ -41,6 +43,10 @@ def serve(
         Path | None, typer.Option(metavar="PATH", help="The service's socket for readers, if not DIR/read.sock.")
     ] = None,
     apart: Apart = None,
+    oidc: Annotated[
+        Path | None,
+        typer.Option("--oidc", metavar="FILE", help="Let people log in with a provider of OpenID Connect as well."),
+    ] = None,
     log_format: LogFormat = "text",
 ) -> None:
     """Serve the dashboard until SIGTERM. Prints `ready URL`. It asks the running service, and changes nothing."""
@@ -57,7 +63,8 @@ def serve(
             hint="as in `coordinator serve --read-socket PATH --reader USER`",
         )
     begin()
-    run(None if apart is not None else state, read_socket or state / READ_SOCKET, known, there)
+    provider = _provider(oidc, there) if oidc is not None else None
+    run(None if apart is not None else state, read_socket or state / READ_SOCKET, known, there, provider)
 
 
 @users.command()
@@ -80,6 +87,22 @@ def list_(state: State, apart: Apart = None) -> None:
     """Print who may log in."""
     for user in _users(state, apart).all():
         print(user.name)
+
+
+def _provider(file: Path, there: "Place") -> "Provider":
+    """Raises UsageProblem: not one origin. NeedsPerson: the extra is not installed. BadData: as ``Provider``."""
+    from wardround.web.provided import BACK
+
+    if len(there.origins) != 1:
+        raise UsageProblem(
+            "with --oidc the dashboard must know its own address, to which the provider sends people back",
+            hint="--origin https://NAME, as people type it",
+        )
+    try:
+        from wardround.web.oidc import Provider
+    except ModuleNotFoundError as error:
+        raise NeedsPerson(f"--oidc needs {error.name}", hint="`pip install 'wardround[dashboard,oidc]'`") from None
+    return Provider(file, f"{next(iter(there.origins))}{BACK}")
 
 
 def _users(state: Path, apart: Path | None) -> "Users":

@@ -2,6 +2,7 @@
 
 import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from coordinator.dashboard import pages
 from coordinator.dashboard.source import Source
@@ -13,10 +14,16 @@ from wardround.web.live import Live
 from wardround.web.passwords import Users
 from wardround.web.serving import Place, serve
 
+if TYPE_CHECKING:
+    from wardround.web.oidc import Provider
+
 SECTIONS = (("Studies", "/"), ("Sites", "/sites"))
 
 
-def application(federation: str, source: Source, users: Users, live: Live, *, secure: bool = False) -> Application:
+def application(
+    federation: str, source: Source, users: Users, live: Live, *, secure: bool = False,
+    provider: "Provider | None" = None,
+) -> Application:  # fmt: skip
     """The dashboard of one coordinator."""
 
     def studies(visit: Visit) -> Page:
@@ -33,16 +40,18 @@ def application(federation: str, source: Source, users: Users, live: Live, *, se
     views = (View("/", studies), View("/studies/{study}", study), View("/sites", sites, "/sites"))
     title = " · ".join(filter(None, ("Wardround", federation)))
     return Application(
-        title, "wardround-coordinator", SECTIONS, views, users, live, secure=secure, is_ready=source.is_there
-    )
+        title, "wardround-coordinator", SECTIONS, views, users, live, secure=secure, is_ready=source.is_there,
+        provider=provider,
+    )  # fmt: skip
 
 
-def run(state: Path | None, socket: Path, users: Users, place: Place) -> None:
+def run(state: Path | None, socket: Path, users: Users, place: Place, provider: "Provider | None" = None) -> None:
     """Serve the dashboard until SIGTERM. The coordinator need not run: its pages say that it does not.
 
     Args:
         state: the coordinator's, for its federation's name; None where this user may not look into it.
         socket: of the service, for readers.
+        provider: of OpenID Connect, with which people may log in as well.
 
     Raises:
         Unavailable: it cannot listen there.
@@ -52,6 +61,6 @@ def run(state: Path | None, socket: Path, users: Users, place: Place) -> None:
     source = Source(socket, live)
     source.watch()
     try:
-        serve(place, application(federation, source, users, live, secure=place.secure), live)
+        serve(place, application(federation, source, users, live, secure=place.secure, provider=provider), live)
     finally:
         source.end()

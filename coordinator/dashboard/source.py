@@ -61,6 +61,7 @@ class Source:
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def end(self) -> None:
+        """The pages are told of nothing more; the thread ends with the next word of the service."""
         self._ending.set()
 
     def _watch(self) -> None:
@@ -80,7 +81,7 @@ class Source:
 
     def _hear(self, item: object) -> None:
         times = Changed.from_document(item).times
-        if times != self._times:
+        if times != self._times and not self._ending.is_set():
             self._times = times
             self._live.tell()
 

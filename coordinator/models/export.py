@@ -6,7 +6,8 @@ nor any statistics of patients; the card says so.
 
 import datetime
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 
 from coordinator.answers import AcceptedUpdate, AttemptReport, StudyReport
@@ -18,7 +19,7 @@ from fl_algorithms.server.aggregator import ServerAggregator, everything, server
 from fl_algorithms.study import ResolvedStudy
 from wardround import __version__
 from wardround.errors import UsageProblem
-from wardround.local import durable, outputs
+from wardround.local import outputs
 from wardround.records.schema import Strict
 from wardround.records.study import StudyFile
 from wardround.signing import canonical
@@ -104,23 +105,19 @@ def export(
     study = ResolvedStudy(StudyFile.from_document(report.study))
     aggregator = server_aggregator(study, _specs(report))
     site = _site(report, aggregator, site)
-    durable.make_folder(out)
     with TensorFile(blobs.whole_model(digest)) as kept:
         sources = aggregator.sources(kept, site, number + 1)
         manifest = view(kept.manifest(), sources, aggregator.download_of(site))
         card = card_of(report, which, number, digest, site, manifest.digest())
         text = json.dumps(card.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
-        payload = (data for _, data in ViewFile(kept, sources).chunks())
         header = file_header([entry.spec for entry in manifest.entries], {"card": text})
-        outputs.write(out / MODEL_FILE, _chained(header, payload), force=force, keep=[keep], mode=0o644)
-    files: dict[str, bytes] = {
-        CARD_FILE: f"{text}\n".encode(),
-        STUDY_FILE: canonical.dumps(report.study),
-        PAGE_FILE: page(card).encode(),
-    }
-    for name, data in files.items():
-        outputs.write(out / name, data, force=force, keep=[keep], mode=0o644)
-    return [out / name for name in (MODEL_FILE, *files)]
+        files = {
+            CARD_FILE: f"{text}\n".encode(),
+            STUDY_FILE: canonical.dumps(report.study),
+            PAGE_FILE: page(card).encode(),
+            MODEL_FILE: chain([header], (data for _, data in ViewFile(kept, sources).chunks())),
+        }
+        return outputs.fill(out, files, force=force, keep=[keep], mode=0o644)
 
 
 def card_of(
@@ -265,8 +262,3 @@ def _scores(report: StudyReport, kept_digest: str) -> dict[str, dict[str, str]]:
             accepted = {name: one for name, one in row.answers.items() if isinstance(one, AcceptedUpdate)}
             found |= {name: dict(one.metrics) for name, one in accepted.items()}
     return found
-
-
-def _chained(header: bytes, payload: Iterator[bytes]) -> Iterator[bytes]:
-    yield header
-    yield from payload

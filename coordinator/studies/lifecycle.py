@@ -54,6 +54,7 @@ from coordinator.studies.events import (
 )
 from coordinator.studies.secure_steps import End
 from coordinator.studies.state import ENDED, Answer, Kind, Outcome, Phase, Round, Rules, Step, StudyState
+from wardround.records.codes import VETO
 
 ATTEMPTS = 2  # of a round, before the study pauses
 PATIENCE, PATIENCE_AFTER_LATE = 4.0, 16.0  # times what the slowest site took
@@ -85,7 +86,9 @@ def _recorded(state: StudyState, rules: Rules, event: Event, now: Now, actions: 
                 state = _answered(state, site, Answer(Kind.WITHDRAWN, code))
             return state
         case Answered(site, answer) if state.open_round:
-            return _answered(_measured(state, site, answer, now), site, answer)
+            vetoes = answer.code == VETO and not _overruled(state, site)
+            state = _answered(_measured(state, site, answer, now), site, answer)
+            return _vetoed(state, site, actions) if vetoes else state
         case Expected() if current := state.open_round:
             if (current.number, current.attempt) == (event.round_number, event.attempt):
                 expecting = _expecting(current, rules, event, now)
@@ -275,6 +278,27 @@ def _failed(state: StudyState, actions: list[Action], why: str = "") -> StudySta
 def halted(state: StudyState, why: str) -> StudyState:
     """Paused, with what was accepted kept for the next attempt."""
     return replace(state, phase=Phase.PAUSED, round=None, aggregating=False, last=state.round or state.last, why=why)
+
+
+def _overruled(state: StudyState, site: str) -> bool:
+    """Whether the site's veto of this round's model has paused the study before: it is as any other decline now."""
+    assert state.round
+    before = state.last.answers.get(site) if state.last and state.last.number == state.round.number else None
+    return before is not None and before.code == VETO
+
+
+def _vetoed(state: StudyState, site: str, actions: list[Action]) -> StudyState:
+    assert state.round
+    actions += [Closed(state.round, Outcome.FAILED), Tell(Phase.PAUSED)]
+    return halted(state, why_vetoed(state.round.number - 1, site))
+
+
+def why_vetoed(model: int, site: str) -> str:
+    """In words, for the study's status."""
+    return (
+        f"site `{site}` vetoes the model of round {model}: by its own validation it is worse than its policy takes; "
+        f"ask its people. `coordinator study start` goes on with this model, without `{site}` as long as it vetoes it"
+    )
 
 
 def _without(state: StudyState, left_out: Mapping[str, str]) -> StudyState:

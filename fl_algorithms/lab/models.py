@@ -14,7 +14,7 @@ from fl_algorithms.portable.folder import add_program, own_scale
 from fl_algorithms.study import ResolvedStudy, SiteStudy
 from wardround import __version__
 from wardround.errors import BadData, UsageProblem
-from wardround.local import durable, outputs
+from wardround.local import outputs
 from wardround.records.study import StudyFile
 from wardround.signing import canonical
 
@@ -64,18 +64,16 @@ def export(
             "seed": record["seed"], "wardround": __version__, "versions": record["versions"],
             "study_digest": record["study_digest"], "data_digest": record["data"].get(site, ""),
             **{key: kept[key] for key in ("round", "score", "metric", "split", "scores", "val_loss")}}  # fmt: skip
-    durable.make_folder(out)
     files = {
-        MODEL_FILE: safetensors.torch.save(tensors),
         CARD_FILE: _text(card),
         STUDY_FILE: canonical.dumps(document),
         PREPROCESSING_FILE: _text({"inputs": inputs, "outputs": kept["fit"]}),
         PAGE_FILE: _page(own, card).encode(),
+        MODEL_FILE: safetensors.torch.save(tensors),
     }
-    for name, data in files.items():
-        outputs.write(out / name, data, force=force, keep=[run])
+    written = outputs.fill(out, files, force=force, keep=[run])
     title = f"Study {own.study.name}, seed {record['seed']}, site {site}, {checkpoint}, in the lab"
-    return [*(out / name for name in files), *add_program(out, own, tensors, title, onnx=onnx, force=force)]
+    return [*written, *add_program(out, own, tensors, title, onnx=onnx, force=force)]
 
 
 def _page(study: SiteStudy, card: dict[str, Any]) -> str:

@@ -73,9 +73,7 @@ def add_program(
         files[PREDICT_FILE] = Path(predict.__file__).read_bytes()
     if onnx:
         files[ONNX_FILE] = onnx_bytes(graph, task.input_shape)
-    for name, data in files.items():
-        outputs.write(folder / name, data, force=force, keep=keep)
-    return [folder / name for name in files]
+    return outputs.fill(folder, files, force=force, keep=keep)
 
 
 def own_scale(study: SiteStudy) -> dict[str, Any] | None:

@@ -11,11 +11,11 @@ from site_agent.audit.show import words
 from wardround import __version__
 from wardround.local.outputs import inert
 from wardround.records.ledger.base import Person
+from wardround.records.ledger.decided import HoldEntry, PolicyEntry, ProposalEntry
 from wardround.records.ledger.entries import (
     ConsentEntry,
     DeclareEntry,
     Entry,
-    HoldEntry,
     IdentityEntry,
     LeftEntry,
     ReceiptEntry,
@@ -121,7 +121,8 @@ def _event(line: Line, site: str) -> dict[str, object]:
 
 
 def _by(entry: Entry) -> Person | None:
-    return entry.by if isinstance(entry, ConsentEntry | HoldEntry | LeftEntry | SummaryEntry) else None
+    named = ConsentEntry | HoldEntry | LeftEntry | PolicyEntry | ProposalEntry | SummaryEntry
+    return entry.by if isinstance(entry, named) else None
 
 
 def _code(entry: Entry) -> str:

@@ -15,15 +15,13 @@ from site_agent.audit.secure import sums_in
 from site_agent.audit.summaries import SummaryFacts, facts_of_summary
 from site_agent.state.directory import exposed, tensor_rows
 from wardround.errors import BadData
+from wardround.records.ledger.decided import HoldEntry, ReleasedEntry
 from wardround.records.ledger.entries import (
     BlockedEntry,
     ConsentEntry,
     ControlEntry,
-    HeldEntry,
     IdentityEntry,
     ReceiptEntry,
-    RejectedEntry,
-    ReleasedEntry,
     ResendEntry,
     TensorRow,
     UploadEntry,
@@ -113,7 +111,7 @@ class LedgerFacts:
     summaries: tuple[SummaryFacts, ...] = ()
 
 
-Stopped = BlockedEntry | HeldEntry | ReleasedEntry | RejectedEntry
+Stopped = BlockedEntry | HoldEntry
 
 
 @dataclass
@@ -159,7 +157,7 @@ def facts_of(ledgers: Sequence[LedgerFiles], consents: Mapping[str, bytes]) -> L
                 studies[secure.study].secure.append(secure)
             case ConsentEntry() as consent:
                 studies[consent.study].consents.append((line.ts, consent))
-            case BlockedEntry() | HeldEntry() | ReleasedEntry() | RejectedEntry() as stopped:
+            case BlockedEntry() | HoldEntry() as stopped:
                 studies[stopped.study].stopped.append((line.ts, stopped))
     for name, data in consents.items():
         studies[name.removesuffix(".json")].approved = _approved(name, data)
@@ -270,7 +268,9 @@ def _decision(time: str, entry: Stopped) -> Decision:
     if isinstance(entry, BlockedEntry):
         why = [entry.what or "", entry.rule or ""]
     else:
-        why = [f"by {entry.by.name}" if entry.by is not None else ""]
+        before = (entry.also_by or ()) if isinstance(entry, ReleasedEntry) else ()
+        names = [person.name for person in (entry.by, *before) if person is not None]
+        why = [f"by {' and '.join(names)}" if names else ""]
     return Decision(when(time), round_, entry.type, "; ".join(filter(None, why)))
 
 

@@ -12,11 +12,10 @@ from site_agent.audit.files import SEGMENT
 from site_agent.audit.form import line_in
 from site_agent.state.directory import COUNTS
 from wardround.errors import Unavailable
+from wardround.records.ledger.decided import HeldEntry, HoldEntry, ReleasedEntry
 from wardround.records.ledger.entries import (
     BlockedEntry,
     ControlEntry,
-    HeldEntry,
-    HoldEntry,
     ReceiptEntry,
     ResendEntry,
     UploadEntry,
@@ -48,7 +47,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was held, released, rejected or blocked here, and by whom or by which rule."""
+    """What was held, endorsed, released, rejected or blocked here, and by whom or by which rule."""
 
     at: str
     study: str
@@ -92,8 +91,9 @@ class Left:
                 self._decided(line.ts, blocked.study, blocked.round, "blocked", why)
             case HoldEntry() as hold:
                 what = "held" if isinstance(hold, HeldEntry) else hold.type
-                by = f"by {hold.by.words()}" if hold.by is not None else ""
-                self._decided(line.ts, hold.study, hold.round, what, by)
+                before = (hold.also_by or ()) if isinstance(hold, ReleasedEntry) else ()
+                by = " and ".join(person.words() for person in (hold.by, *before) if person is not None)
+                self._decided(line.ts, hold.study, hold.round, what, f"by {by}" if by else "")
             case SummaryEntry() as summary:
                 self.summaries.append((line.ts, summary.request))
             case ControlEntry() as control:

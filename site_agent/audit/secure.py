@@ -5,7 +5,8 @@ secrets were opened, and each signature was within the policy in force.
 from collections.abc import Sequence
 
 from wardround.errors import BadData
-from wardround.records.ledger.entries import Entry, PolicyEntry
+from wardround.records.ledger.decided import PolicyEntry
+from wardround.records.ledger.entries import Entry
 from wardround.records.ledger.secure import (
     BLOCKS_ALONE,
     MISSED,

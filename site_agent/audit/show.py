@@ -10,6 +10,14 @@ from site_agent.audit.secure import words_of_secure
 from site_agent.audit.summaries import words_of_summary
 from site_agent.gateway.consent.facts import size
 from wardround.records.ledger.base import Person
+from wardround.records.ledger.decided import (
+    EndorsedEntry,
+    HeldEntry,
+    PolicyEntry,
+    ProposalEntry,
+    RejectedEntry,
+    ReleasedEntry,
+)
 from wardround.records.ledger.entries import (
     BlockedEntry,
     ConsentEntry,
@@ -17,15 +25,11 @@ from wardround.records.ledger.entries import (
     DeclareEntry,
     Entry,
     GenesisEntry,
-    HeldEntry,
     IdentityEntry,
     LeftEntry,
     LimitedEntry,
-    PolicyEntry,
     ReceiptEntry,
     RecoveredEntry,
-    RejectedEntry,
-    ReleasedEntry,
     ResendEntry,
     SessionEntry,
     TensorRow,
@@ -107,8 +111,8 @@ def _words(entry: Entry) -> str:
             network = f", network {entry.network}" if entry.network is not None else ""
             weights = f", weights {entry.weights_digest[:12]}" if entry.weights_digest is not None else ""
             plugins = "".join(f", code of plug-in {row.name} {row.version}" for row in entry.plugins or ())
-            also = "".join(f" and {person.words()}" for person in entry.also_by or ())
-            return f"{entry.study} {entry.event}{_by_words(entry.by)}{also}{network}{weights}{plugins}"
+            by = _by_words(entry.by) + _also(entry.also_by)
+            return f"{entry.study} {entry.event}{by}{network}{weights}{plugins}"
         case SessionEntry():
             sent = f", {size(entry.bytes_up)} sent" if entry.bytes_up is not None else ""
             return f"{entry.event} {entry.peer or ''}{sent}"
@@ -117,10 +121,14 @@ def _words(entry: Entry) -> str:
             return f"{size(entry.bytes)} beside updates: {calls}".rstrip(": ")
         case BlockedEntry():
             return f"{_about(entry)}: nothing left: {entry.what or ''}: {entry.rule or ''}".rstrip(": ")
-        case HeldEntry() | ReleasedEntry() | RejectedEntry():
+        case ReleasedEntry():
+            return f"{_about(entry)} {entry.type}{_by_words(entry.by)}{_also(entry.also_by)}"
+        case HeldEntry() | EndorsedEntry() | RejectedEntry():
             return f"{_about(entry)} {entry.type}{_by_words(entry.by)}"
         case PolicyEntry():
-            return f"{entry.event} {(entry.sha256 or '')[:12]}".rstrip() + _by_words(entry.by)
+            return f"{entry.event} {(entry.sha256 or '')[:12]}".rstrip() + _by_words(entry.by) + _also(entry.also_by)
+        case ProposalEntry():
+            return f"{entry.event} {entry.policy_sha256[:12]}{_by_words(entry.by)}{_also(entry.also_by)}"
         case IdentityEntry():
             return f"{entry.event or ''} for {_or_unknown(entry.site)}, to {_or_unknown(entry.not_after)}"
         case GenesisEntry():
@@ -152,6 +160,10 @@ def _receipt_words(entry: ReceiptEntry) -> str:
     if receipt.decision == NOT_RECEIVED:
         return f"upload {entry.upload_id[:12]}…: {NOT_RECEIVED}: the coordinator does not know it"
     return f"{receipt.study} round {receipt.round}: {receipt.decision} {receipt.code}".rstrip()
+
+
+def _also(people: Sequence[Person] | None) -> str:
+    return "".join(f" and {person.words()}" for person in people or ())
 
 
 def _by_words(by: Person | None) -> str:

@@ -64,10 +64,11 @@ def merge_into_policy(
 
 def proposal(here: "SiteState", request: "StudyRequest") -> Proposal:
     """Raises NeedsPerson: there is no policy. BadData: it is none. UsageProblem: it is for another coordinator."""
+    from site_agent.cli.policy_edits import in_force
     from site_agent.gateway.policy import merge, policy
     from site_agent.gateway.policy import text as policy_text
 
-    before = policy.read(here.policy, request.study)
+    before = in_force(here) or policy.read(here.policy, request.study)
     old = policy.parse(before, here.policy)
     new = merge.merged(old, request)
     text, commented = merge.merged_text(before.decode(), old, new)
@@ -93,10 +94,8 @@ def write_proposal(here: "SiteState", proposed: Proposal) -> None:
     Raises:
         NeedsPerson: somebody changed the policy since it was shown.
     """
-    import hashlib
+    from site_agent.cli.policy_edits import digest_of, put_policy
 
-    from site_agent.cli.policy_edits import put_policy
-
-    put_policy(here, proposed.text.encode(), proposed.before)
-    kept_as = hashlib.sha256(proposed.before).hexdigest()[:12]
+    put_policy(here, proposed.text.encode(), digest_of(proposed.before))
+    kept_as = digest_of(proposed.before)[:12]
     print(f"Written to {here.policy}; the text before is kept: `site-agent policy show {kept_as}`")

@@ -8,7 +8,7 @@ import typer
 
 from site_agent.cli.merging import merge_into_policy
 from site_agent.cli.options import State, StudyId
-from site_agent.cli.policy_edits import apply, edit, put_policy
+from site_agent.cli.policy_edits import agree, apply, edit, proposed, put_policy
 from site_agent.cli.service import joined, kept, offered
 from wardround.cli import Json, group, print_json, say, say_next
 from wardround.errors import BadData, NotPermitted, UsageProblem
@@ -28,6 +28,8 @@ policy_app = group("What may leave this hospital: a file that a person writes. N
 
 policy_app.command()(edit)
 policy_app.command()(apply)
+policy_app.command()(proposed)
+policy_app.command()(agree)
 
 
 @policy_app.command()
@@ -72,7 +74,7 @@ def draft(
     if out is not None:
         outputs.write(out, text.encode(), force=force, keep=kept(state), mode=0o640)
     else:
-        put_policy(here, text.encode(), b"")
+        put_policy(here, text.encode(), "")
     if json:
         print_json({"study": study, "file": str(target)})
         return
@@ -109,8 +111,13 @@ def check_policy(
     print(f"a model that is this site's alone: {_models(parsed.models)}")
     print("plug-ins that may run here: " + ("; ".join(map(str, parsed.plugins.allow)) or "none"))
     print(f"counts: {parsed.counts.form} at most; a person releases: {parsed.release.updates}")
-    if parsed.approval.persons > 1:
-        print(f"a study is in force when {parsed.approval.persons} different people have approved it")
+    for persons, what in (
+        (parsed.approval.persons, "a study is in force when {} different people have approved it"),
+        (parsed.release.persons, "an update that waits leaves when {} different people have released it"),
+        (parsed.policy.persons, "another policy is in force when {} different people have agreed to it"),
+    ):
+        if persons > 1:
+            print(what.format(persons))
     print("quotas: " + ", ".join(f"{most:,} {name.replace('_', ' ')}" for name, most in parsed.quotas))
     say_next("next: `site-agent policy explain STUDY`")
 
@@ -127,7 +134,7 @@ def show_policy(
     import hashlib
 
     from site_agent import audit
-    from wardround.records.ledger.entries import PolicyEntry
+    from wardround.records.ledger.decided import PolicyEntry, ProposalEntry
 
     here, _ = joined(state)
     policies = [(line.ts, line.entry) for line in audit.lines(here.ledger) if isinstance(line.entry, PolicyEntry)]
@@ -135,7 +142,9 @@ def show_policy(
         rows = [
             {
                 "since": time, "event": policy.event, "sha256": policy.sha256 or "",
-                "by": policy.by.words() if policy.by is not None else "",
+                "by": " and ".join(
+                    person.words() for person in (*(policy.also_by or ()), policy.by) if person is not None
+                ),
             }
             for time, policy in policies
         ]  # fmt: skip
@@ -147,10 +156,12 @@ def show_policy(
             print(f"{row['since'][:16].replace('T', ' ')} UTC  {row['event']:<8} {row['sha256'] or 'no policy'}{by}")
         say_next("next: `site-agent policy show DIGEST`" if rows else "no policy was in force yet")
         return
-    digests = {policy.sha256 for _, policy in policies if policy.sha256 and policy.sha256.startswith(digest)}
+    waits = [line.entry.policy_sha256 for line in audit.lines(here.ledger) if isinstance(line.entry, ProposalEntry)]
+    known = [*waits, *(policy.sha256 for _, policy in policies if policy.sha256)]
+    digests = {sha256 for sha256 in known if sha256.startswith(digest)}
     if len(digests) != 1:
         raise UsageProblem(
-            f"{len(digests)} policies that were in force here have a SHA-256 that begins with {digest[:64]!r}",
+            f"{len(digests)} policies of this site have a SHA-256 that begins with {digest[:64]!r}",
             hint="`site-agent policy show` lists them",
         )
     (sha256,) = digests

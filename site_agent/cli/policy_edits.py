@@ -15,11 +15,13 @@ import typer
 from site_agent.cli.options import State
 from site_agent.cli.release import Yes
 from site_agent.cli.service import ask_or_do, joined
-from wardround.cli import say, say_error, say_next
+from wardround.cli import Json, print_json, say, say_error, say_next
 from wardround.errors import BadData, UsageProblem, WardroundError
 from wardround.local.directory import quoted
 
 if TYPE_CHECKING:
+    from site_agent.gateway.commands import CommandHandler
+    from site_agent.gateway.policy_requests import Proposed
     from site_agent.state.directory import SiteState
 
 EDITOR = "vi"  # where neither VISUAL nor EDITOR is set
@@ -79,53 +81,136 @@ def apply(
     _put(here, text, in_force(here), yes=yes)
 
 
-def in_force(here: "SiteState") -> bytes:
-    """The text of the policy in force; empty where there is none."""
-    from site_agent.gateway.policy import policy
+def proposed(
+    state: State,
+    take_back: Annotated[bool, typer.Option("--take-back", help="Let it count no more.")] = False,
+    json: Json = False,
+) -> None:
+    """Show the change of the policy that waits for further people, or take it back."""
+    from site_agent.gateway.consent.recorded import person_entry
+    from site_agent.gateway.policy_requests import TakeBackPolicy
+    from site_agent.gateway.request_form import Done
+    from site_agent.state.person import who
 
+    here, _ = joined(state)
+    waiting = _proposed(here)
+    if json:
+        print_json(waiting.document())
+    elif not waiting.sha256:
+        print("no change of the policy waits for a person")
+    else:
+        _print_proposed(waiting)
+    if take_back and waiting.sha256:
+        person = who()
+
+        def alone(handler: "CommandHandler") -> Done:
+            handler.policy.take_back(waiting.sha256, person_entry(person))
+            return Done()
+
+        ask_or_do(here, TakeBackPolicy(waiting.sha256, person), alone)
+        say(f"taken back by {person.text}: what is in force stays")
+    elif waiting.sha256:
+        say_next("next: another person runs `site-agent policy agree`")
+
+
+def agree(state: State, yes: Yes = False) -> None:
+    """Agree to the change of the policy that another person proposed, after showing what it says otherwise."""
+    here, _ = joined(state)
+    waiting = _proposed(here)
+    if not waiting.sha256:
+        raise UsageProblem("no change of the policy waits for a person")
+    _print_proposed(waiting)
+    if not yes:
+        _confirm()
+    _say_put(put_policy(here, waiting.text.encode(), waiting.before))
+
+
+def _proposed(here: "SiteState") -> "Proposed":
+    from site_agent.gateway.policy_requests import GetProposed
+
+    return ask_or_do(here, GetProposed(), lambda handler: handler.policy.proposed())
+
+
+def _print_proposed(waiting: "Proposed") -> None:
+    for change in waiting.changes:
+        print(change)
+    print(f"policy {waiting.sha256[:12]}…: agreed to by {' and '.join(waiting.by)}, of {waiting.persons} people")
+
+
+def in_force(here: "SiteState") -> bytes:
+    """The text of the policy in force; empty where there is none.
+
+    Where several people must agree to each change, what lies there may have been changed by hand: then it is the one to
+    which they agreed last.
+    """
+    from site_agent import audit
+    from site_agent.gateway.policy import policy
+    from wardround.records.ledger.decided import PolicyEntry
+
+    entries = [line.entry for line in audit.lines(here.ledger) if isinstance(line.entry, PolicyEntry)]
+    last = next((entry for entry in reversed(entries) if entry.sha256), None)
+    if last is not None and last.sha256 and (last.persons or 1) > 1:
+        return here.policy_text(last.sha256) or b""
     return policy.read(here.policy) if here.policy.exists() else b""
 
 
-def put_policy(here: "SiteState", text: bytes, before: bytes) -> str:
-    """Put a policy in force in the place of ``before``, which the person saw (empty for none); its digest.
+def put_policy(here: "SiteState", text: bytes, before: str) -> str:
+    """Put a policy in force in the place of the one with the digest ``before``, which the person saw; its digest.
 
     Whoever runs the command is named in the ledger.
 
+    Args:
+        before: "" for none.
+
     Raises:
-        BadData: it is no policy. NeedsPerson: another one is in force than ``before``.
+        BadData: it is no policy.
+        NeedsPerson: another one is in force than ``before``; or further people must agree.
     """
     from site_agent.gateway.consent.recorded import person_entry
     from site_agent.gateway.requests import PolicyPut, PutPolicy
     from site_agent.state.person import who
 
     person = who()
-    digest = hashlib.sha256(before).hexdigest() if before else ""
     try:
-        request = PutPolicy(text.decode(), digest, person)
+        request = PutPolicy(text.decode(), before, person)
     except UnicodeDecodeError:
         raise BadData("a policy is UTF-8 text") from None
     return ask_or_do(
-        here, request, lambda handler: PolicyPut(handler.policy.put(text, digest, person_entry(person)))
+        here, request, lambda handler: PolicyPut(handler.policy.put(text, before, person_entry(person)))
     ).sha256
 
 
 def _put(here: "SiteState", text: bytes, before: bytes, *, yes: bool) -> None:
-    from site_agent.state.person import who
-
     if text == before:
         print("the policy says exactly this already; nothing was changed")
         return
     for change in _changes(here, text, before):
         print(change)
     if not yes:
-        if not sys.stdin.isatty():
-            raise UsageProblem("there is no terminal to ask at; nothing was changed", hint="read it, then give --yes")
-        typer.confirm("Put this policy in force?", abort=True, err=True)
-    digest = put_policy(here, text, before)
-    print(f"policy {digest[:12]}… is in force, put there by {who().text}")
+        _confirm()
+    digest = put_policy(here, text, digest_of(before))
+    _say_put(digest)
     if before:
-        say(f"the one before is kept: `site-agent policy show {hashlib.sha256(before).hexdigest()[:12]}`")
+        say(f"the one before is kept: `site-agent policy show {digest_of(before)[:12]}`")
     say_next("next: `site-agent policy explain STUDY`")
+
+
+def digest_of(text: bytes) -> str:
+    """Of a policy; "" for none."""
+    return hashlib.sha256(text).hexdigest() if text else ""
+
+
+def _confirm() -> None:
+    """Raises UsageProblem: there is no terminal."""
+    if not sys.stdin.isatty():
+        raise UsageProblem("there is no terminal to ask at; nothing was changed", hint="read it, then give --yes")
+    typer.confirm("Put this policy in force?", abort=True, err=True)
+
+
+def _say_put(digest: str) -> None:
+    from site_agent.state.person import who
+
+    print(f"policy {digest[:12]}… is in force, put there by {who().text}")
 
 
 def _changes(here: "SiteState", text: bytes, before: bytes) -> list[str]:

@@ -93,14 +93,14 @@ def _decide(
 def _waiting(here: "SiteState", study: str, number: int) -> "Waiting":
     from site_agent.gateway.requests import GetWaiting
 
-    return ask_or_do(here, GetWaiting(study, number), lambda handler: handler.waiting(study, number))
+    return ask_or_do(here, GetWaiting(study, number), lambda handler: handler.releases.waiting(study, number))
 
 
 def _send_decision(here: "SiteState", request: "Decide") -> "Decided":
     from site_agent.gateway.requests import Decided
 
     def alone(handler: "CommandHandler") -> Decided:
-        handler.decide(request.study, request.round, request.decision, request.update, request.by)
+        handler.releases.decide(request.study, request.round, request.decision, request.update, request.by)
         return Decided(goes_on=False)
 
     return ask_or_do(here, request, alone)
@@ -130,6 +130,9 @@ def _print_waiting(waiting: "Waiting") -> None:
     numbers = ", ".join(f"{name} {value}" for name, value in sorted(waiting.metrics.items()))
     print(f"{len(waiting.tensors)} tensors, {size(waiting.payload_bytes)}; {numbers or 'no metrics'}")
     print(f"training rows reported as {waiting.num_examples}, validation rows as {waiting.num_validation}")
+    if waiting.persons > 1:
+        so_far = f", so far {' and '.join(waiting.endorsed)}" if waiting.endorsed else ""
+        print(f"{waiting.persons} different people must release it{so_far}")
 
 
 def _rounded(decimal: str | None) -> str:

@@ -183,7 +183,7 @@ def _policy(here: "SiteState", site: "Site", study: str) -> None:
         if len(lines) > LONGEST_SHOWN:
             say(f"... and {len(lines) - LONGEST_SHOWN} lines more, which {here.policy} will have")
         typer.confirm(f"Put this in force, as {here.policy}?", abort=True, err=True)
-        put_policy(here, text.encode(), b"")
+        put_policy(here, text.encode(), "")
         say("It is yours: edit it whenever you like")
     proposed = proposal(here, request)
     if proposed.changes:

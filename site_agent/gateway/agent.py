@@ -175,7 +175,7 @@ class Agent:
         Returns:
             True if its round goes on at once; False: when the coordinator asks for it again.
         """
-        self.commands.decide(study, round_, decision, update, person)
+        self.commands.releases.decide(study, round_, decision, update, person)
         return self._inbox.release(study, round_)
 
     def leave(self, person: Person) -> list[str]:
@@ -325,7 +325,7 @@ class Agent:
             if self._rounds.do(assignment, work.interrupt):
                 self._inbox.hold(assignment)
                 self._declare(assignment, SiteStatus.HELD)
-                if self.commands.is_decided(
+                if self.commands.releases.is_decided(
                     assignment.study
                 ):  # given while this thread was still declaring that it waits
                     self._inbox.release(assignment.study, assignment.round)

@@ -1,4 +1,4 @@
-"""What a person's command does at the gateway: look for offers, approve, release, withdraw, leave.
+"""What a person's command does at the gateway: look for offers, approve, withdraw, leave.
 
 The running service has one ``CommandHandler``; when no service runs, ``setup.handler_alone`` makes one for a single
 command, under the lock.
@@ -21,23 +21,23 @@ from site_agent.gateway.consent.facts import begins_with, facts
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import consent_entry, person_entry
 from site_agent.gateway.endorsing import approved_together, take_back
-from site_agent.gateway.exit import egress, receipt_copy
-from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
+from site_agent.gateway.exit import receipt_copy
+from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.exit.measure import measure
 from site_agent.gateway.fitting import declaration_of, declaration_of_fit, fit_of, form_of
 from site_agent.gateway.peer_requests import ShownSum
 from site_agent.gateway.peers import KnownPeers
 from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
 from site_agent.gateway.policy.policy import load
-from site_agent.gateway.requests import Fit, ReleaseDecision, Waiting
+from site_agent.gateway.policy.refusing import refuse_plugins, refuse_study
+from site_agent.gateway.releasing import Releases
+from site_agent.gateway.requests import Fit
 from site_agent.gateway.secure.attempts import Attempts
 from site_agent.gateway.secure.checks import SumChecks
 from site_agent.gateway.summaries import Summaries
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent
 from site_agent.state.directory import SiteState, now_text
-from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.site import Site
@@ -46,7 +46,6 @@ from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.ledger import entries
 from wardround.records.trainer import Check, Checked, Describe, Described, Examine
-from wardround.tensors.manifests import Manifest
 
 log = logging.getLogger(__name__)
 ENDED = ("finished", "stopped", "failed")  # the coordinator's words for a study that is over
@@ -67,6 +66,7 @@ class CommandHandler:
         self.summaries = Summaries(state, ledger, session, self.policy)
         self._log = RateLimitedLog(log)
         self._lock = threading.RLock()
+        self.releases = Releases(state, ledger, self.policy, self._lock)
 
     def refresh(self, interrupt: Interrupt) -> list[Offer]:
         """Ask the coordinator for its studies and keep them.
@@ -155,7 +155,7 @@ class CommandHandler:
         return Preview(shown, facts(offer, described), data, self._state.policy.exists())
 
     def _describe(self, offer: Offer, data: str) -> Described:
-        refuse_plugins(offer.plugins, offer.study, self._state.policy)
+        refuse_plugins(offer.plugins, offer.study, self._state.policy, self.policy.policy)
         return handoff.ask(self._state.root, Describe(study=offer.document, site=self._site.site, data=data))
 
     def _check(self, offer: Offer, data: str) -> Checked:
@@ -254,7 +254,7 @@ class CommandHandler:
         if offer.state in ENDED:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to look at")
         self.policy.refuse_fit(study, form_of(offer).counts)
-        refuse_plugins(offer.plugins, study, self._state.policy)
+        refuse_plugins(offer.plugins, study, self._state.policy, self.policy.policy)
         fit = fit_of(
             offer, handoff.ask(self._state.root, Examine(study=offer.document, site=self._site.site, data=data))
         )
@@ -266,68 +266,6 @@ class CommandHandler:
             ))  # fmt: skip
             connection.declare(declaration)
         return fit
-
-    def waiting(self, study: str, round_: int) -> Waiting:
-        """The update that waits for a person.
-
-        Raises:
-            UsageProblem: nothing of this round waits.
-        """
-        consent, journal = self._held(study, round_)
-        own = self._state.own_copy(study)
-        manifest, tensors = measure(own, consent) if journal.update else (Manifest(()), [])
-        return Waiting(
-            study=study, revision=journal.revision, round=journal.round,
-            update=egress.update_digest(journal, self.policy.coordinator, manifest.digest()),
-            tensors=tuple(tensors), payload_bytes=manifest.bytes, metrics=journal.metrics,
-            num_examples=journal.num_examples, num_validation=journal.num_validation,
-        )  # fmt: skip
-
-    def decide(self, study: str, round_: int, decision: ReleaseDecision, update: str, person: Person) -> None:
-        """Record what a person decided about the update that waits.
-
-        Args:
-            update: the digest of the update that was shown.
-
-        Raises:
-            UsageProblem: nothing of this round waits, or another update than the one that was shown.
-        """
-        with self._lock:
-            _, journal = self._held(study, round_)
-            if update != egress.update_digest(journal, self.policy.coordinator):
-                raise UsageProblem(
-                    f"another update of round {round_} of `{study}` waits than the one that was shown",
-                    hint=f"look again: `site-agent release {study} --round {round_}`",
-                )
-            entry = entries.ReleasedEntry if decision == entries.ReleasedEntry.type else entries.RejectedEntry
-            self._ledger.append(entry(
-                study=study, revision=journal.revision, round=round_, attempt=journal.attempt, update=update,
-                by=person_entry(person),
-            ))  # fmt: skip
-            self._ledger.sign()
-
-    def is_decided(self, study: str) -> bool:
-        """Whether a person has released or rejected the update that waits."""
-        journal = self._state.journal(study)
-        update = egress.update_digest(journal, self.policy.coordinator)
-        return bool(self._ledger.release_decision(study, journal.revision, journal.round, update))
-
-    def _held(self, study: str, round_: int) -> tuple[Consent, Journal]:
-        self._state.offer(study)
-        journal, consent = self._state.journal(study), self._state.consent(study)
-        if consent is None or consent.state != APPROVED or journal.phase != "held":
-            raise UsageProblem(
-                f"no update of `{study}` waits for a person to release it", hint="`site-agent studies` shows what waits"
-            )
-        if journal.round != round_:
-            raise UsageProblem(
-                f"round {round_} of `{study}` does not wait for a person; round {journal.round} does",
-                hint=f"`site-agent release {study} --round {journal.round}`",
-            )
-        update = egress.update_digest(journal, self.policy.coordinator)
-        if decision := self._ledger.release_decision(study, journal.revision, round_, update):
-            raise UsageProblem(f"round {round_} of `{study}` was already {decision}")
-        return consent, journal
 
     def check_sum(self, study: str, round_: int, blocks: int | None, interrupt: Interrupt) -> ShownSum:
         """Look at blocks of a round's sum, or at all of them. Raises as ``SumChecks.by_hand``."""

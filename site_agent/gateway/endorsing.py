@@ -9,7 +9,7 @@ from site_agent.gateway.consent.recorded import ENDORSED, consent_entry, taken_b
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.consent import Consent, Endorsement
 from site_agent.state.directory import SiteState
-from site_agent.state.person import Person
+from site_agent.state.person import Person, together
 from wardround.errors import NeedsPerson, UsageProblem
 
 
@@ -28,19 +28,14 @@ def approved_together(state: SiteState, ledger: Ledger, consent: Consent, wanted
     kept, person = state.endorsement(consent.study), consent.approved_by
     before = kept.by if kept is not None and kept.is_of(consent) else ()
     again = f"another person runs `site-agent approve {consent.study} --data {consent.data.name}`"
-    if any(other.may_be(person) for other in before):
-        raise UsageProblem(
-            f"{person.text} has approved study `{consent.study}` already; the policy wants {wanted} different people",
-            hint=again,
-        )
-    together = (*before, person)
-    if len(together) >= wanted:
+    people = together(before, person, wanted, f"approved study `{consent.study}`", again)
+    if len(people) >= wanted:
         return replace(consent, also_by=before)
     ledger.append(consent_entry(consent, ENDORSED, person))
     ledger.sign()
-    state.save_endorsement(consent.study, Endorsement(consent.account.digest, consent.data, together))
+    state.save_endorsement(consent.study, Endorsement(consent.account.digest, consent.data, people))
     raise NeedsPerson(
-        f"study `{consent.study}`: approved by {person.text}, {len(together)} of the {wanted} people that the policy "
+        f"study `{consent.study}`: approved by {person.text}, {len(people)} of the {wanted} people that the policy "
         "wants; nothing leaves before all have",
         hint=again,
     )

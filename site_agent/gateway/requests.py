@@ -13,6 +13,8 @@ tell      Told             let exactly what was shown leave
 waiting   Waiting          the update that waits for a person
 decide    Decided          release or reject it
 policy    PolicyPut        put another policy in force
+proposed  Proposed         the change of the policy that waits for further people
+take_back_policy Done      let it count no more
 peers     ShownPeers       a study's members, and who of them is known to people here
 know      Done             record that a member's key was compared with its people
 forget    Done             take that back
@@ -28,6 +30,7 @@ from pydantic import PlainSerializer, PlainValidator, ValidationError
 
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.peer_requests import CheckSum, ForgetPeer, GetPeers, KnowPeer
+from site_agent.gateway.policy_requests import GetProposed, TakeBackPolicy
 from site_agent.gateway.request_form import Answer, Done, Request
 from site_agent.state import codec
 from site_agent.state.person import KnownPerson
@@ -170,6 +173,7 @@ class Waiting(Answer):
 
     Attributes:
         update: the digest over it, which a decision names.
+        persons: how many different people must release it. endorsed: who would so far.
     """
 
     study: str
@@ -181,6 +185,8 @@ class Waiting(Answer):
     metrics: dict[str, str]
     num_examples: int
     num_validation: int
+    persons: int
+    endorsed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -329,7 +335,8 @@ class Leave(Request[Left]):
 
 AnyRequest = (
     Status | Refresh | FetchReceipts | GetPreview | Approve | Withdraw | SendFit | ListSummaries | GetSummary
-    | TellSummary | GetWaiting | Decide | PutPolicy | GetPeers | KnowPeer | ForgetPeer | CheckSum | Leave
+    | TellSummary | GetWaiting | Decide | PutPolicy | GetProposed | TakeBackPolicy | GetPeers | KnowPeer | ForgetPeer
+    | CheckSum | Leave
 )  # fmt: skip
 REQUESTS: dict[str, type[AnyRequest]] = {kind.command: kind for kind in get_args(AnyRequest)}
 

@@ -31,6 +31,7 @@ from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import Measured
 from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.policy.veto import lowest_loss
 from site_agent.gateway.room import with_room
 from site_agent.gateway.secure.checks import SumChecks
 from site_agent.gateway.secure.exchange import SecureRounds
@@ -126,7 +127,7 @@ class Rounds:
     def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         """An update's way, from what is asked to its receipt. Returns whether it waits for a person."""
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
-        consents.require(consent, assignment.study, self._state.offer(assignment.study).digest)
+        consents.require_offered(consent, self._state.offer(assignment.study), assignment)
         self._refuse_disputed(assignment)
         last = self._caught_up(self._state.journal(assignment.study), interrupt)
         consents.refuse_beyond(consent, assignment, *self._reached(last, consent))
@@ -143,6 +144,7 @@ class Rounds:
             measured = self._train(assignment, consent, journal, interrupt) if fresh else None
             interrupt.check()
             self._refuse_other_consent(consent)
+            self._policy.refuse_worse(journal)
             file, meter = self._own_copy(journal), self._session.meter
             upload = egress.record(self._ledger, self._policy, meter, journal, consent, file, measured, masking)
             if upload is None:
@@ -187,19 +189,17 @@ class Rounds:
         sent = self._ledger.last_sent(consent.study, consent.revision)
         if (last.study_digest, last.revision) != (consent.study_digest, consent.revision):
             return sent, ""
-        begun = (last.round, last.attempt)
-        return max(sent, begun), last.base_digest if last.round >= sent[0] else ""
+        return max(sent, (last.round, last.attempt)), last.base_digest if last.round >= sent[0] else ""
 
     def _hold(self, journal: Journal) -> None:
         """Keep the update until a person says that it may leave."""
-        held_before = journal.phase == "held"
-        journal.phase = "held"
-        self._state.save_journal(journal)
-        if not held_before:
+        if journal.phase != "held":
             log.info(
                 "round %d of `%s` waits for a person: `site-agent release %s --round %d`", journal.round, journal.study,
                 journal.study, journal.round,
             )  # fmt: skip
+        journal.phase = "held"
+        self._state.save_journal(journal)
 
     def _begin(self, assignment: Assignment, last: Journal, consent: Consent, interrupt: Interrupt) -> Journal:
         """The journal for this assignment: the last one if it can go on, else a fresh one. What was made under another
@@ -210,23 +210,22 @@ class Rounds:
         same_round = same_study and same_consent and (last.round, last.kind) == (assignment.round, assignment.kind)
         base = assignment.base.digest if assignment.base is not None else ""
         if same_round and last.attempt == assignment.attempt:
-            goes_on = replace(last, declined="", declined_at="")
-            return goes_on if last.decision or self._usable(last, base) else self._fresh(assignment, base, consent)
+            usable = last.decision or self._usable(last, base)
+            fresh = self._fresh(assignment, base, consent, last)
+            return replace(last, declined="", declined_at="") if usable else fresh
         if same_round and last.decision in ("", ACCEPTED) and self._usable(last, base):
             log.info("round %d of `%s` is asked again: the same update is sent", last.round, last.study)
-            return replace(
-                last, attempt=assignment.attempt, phase="trained", upload_id="", decision="", applied=True, declined="",
-                declined_at="",
-            )  # fmt: skip
+            again = replace(last, attempt=assignment.attempt, phase="trained", upload_id="", decision="", applied=True)
+            return replace(again, declined="", declined_at="")
         if same_study and last.update and not last.decision and last.round != assignment.round:
             self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round), interrupt)
         self._forget_files(last)
-        return self._fresh(assignment, base, consent)
+        return self._fresh(assignment, base, consent, last)
 
-    def _fresh(self, assignment: Assignment, base: str, consent: Consent) -> Journal:
+    def _fresh(self, assignment: Assignment, base: str, consent: Consent, last: Journal) -> Journal:
         return Journal(
             assignment.study, assignment.revision, assignment.digest, assignment.round, assignment.attempt,
-            assignment.kind, base_digest=base, consent=consent.digest,
+            assignment.kind, base_digest=base, consent=consent.digest, lowest_loss=lowest_loss(last, consent),
         )  # fmt: skip
 
     def _usable(self, journal: Journal, base: str) -> bool:
@@ -277,7 +276,7 @@ class Rounds:
     def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> Measured | None:
         """Note what the trainer gives back, and copy its file; whether that may leave is for ``egress`` to say."""
         journal.num_examples, journal.num_validation = result.num_examples, result.num_validation
-        journal.metrics = dict(result.metrics)
+        journal.metrics, journal.own_loss = dict(result.metrics), result.own_loss
         journal.update = result.update if isinstance(result, records.Trained) else ""
         measured = None
         if journal.update:

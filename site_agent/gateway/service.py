@@ -5,13 +5,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from site_agent.gateway import peer_requests, requests
+from site_agent.gateway import peer_requests, policy_requests, requests
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import person_entry
 from site_agent.gateway.monitoring import Monitoring
 from site_agent.gateway.request_form import Answer, Done
-from site_agent.gateway.trainer_process import TrainerProcess
+from site_agent.gateway.trainer_process import TrainerApart, TrainerProcess
 from site_agent.state import formats
 from site_agent.state.directory import SiteState
 from site_agent.state.person import Person, behind
@@ -45,7 +45,7 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
         formats.bring_forward(state.root)
         state.site()
         state.make_folders()
-        trainer = TrainerProcess(state.root, options) if with_trainer else None
+        trainer = TrainerProcess(state.root, options) if with_trainer else TrainerApart(state.root)
         try:
             agent = Agent(state)
             try:
@@ -53,15 +53,12 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
             finally:
                 agent.stop()
         finally:
-            if trainer is not None:
-                trainer.stop()
+            trainer.stop()
 
 
-def _serve(state: SiteState, agent: Agent, trainer: TrainerProcess | None, metrics: str) -> None:
-    dispatcher = RequestDispatcher(state, agent)
-    if trainer is not None:
-        trainer.keep(agent.fail)
-        dispatcher = RequestDispatcher(state, agent, lambda: trainer.problem)
+def _serve(state: SiteState, agent: Agent, trainer: TrainerProcess | TrainerApart, metrics: str) -> None:
+    trainer.keep(agent.fail)
+    dispatcher = RequestDispatcher(state, agent, lambda: trainer.problem)
     server = control.ControlServer(state.control, dispatcher.answer_document, fatal=agent.fail)
     monitoring = Monitoring(state, dispatcher.status)
     try:
@@ -125,11 +122,16 @@ class RequestDispatcher:
             case requests.TellSummary(request_name, data, digest, again, by):
                 return handler.summaries.tell(request_name, data, digest, _person(by), again=again)
             case requests.GetWaiting(study, round_):
-                return handler.waiting(study, round_)
+                return handler.releases.waiting(study, round_)
             case requests.Decide(study, round_, decision, update, by):
                 return requests.Decided(agent.decide(study, round_, decision, update, _person(by)))
             case requests.PutPolicy(text, before, by):
                 return requests.PolicyPut(handler.policy.put(text.encode(), before, person_entry(_person(by))))
+            case policy_requests.GetProposed():
+                return handler.policy.proposed()
+            case policy_requests.TakeBackPolicy(sha256, by):
+                handler.policy.take_back(sha256, person_entry(_person(by)))
+                return Done()
             case peer_requests.GetPeers(study):
                 return handler.peers.of_study(study)
             case peer_requests.KnowPeer(site, fingerprint, by):

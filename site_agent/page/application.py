@@ -6,6 +6,7 @@ from pathlib import Path
 
 from site_agent.gateway import requests
 from site_agent.gateway.consent.facts import exposed
+from site_agent.gateway.policy_requests import GetProposed, TakeBackPolicy
 from site_agent.page import pages
 from site_agent.page.source import Source
 from site_agent.state.directory import SiteState
@@ -60,7 +61,7 @@ class Actions:
         except NeedsPerson as error:
             if self._source.endorsed(study) == before:
                 raise
-            return Moved("/", f"{error.message[:1].upper()}{error.message[1:]}.")  # kept; others must approve too
+            return Moved("/", _sentence(error))  # kept; others must approve too
         log.info("`%s` approved study `%s`", visit.user.name, study)
         said = [f"Study {study} approved by {visit.user.name} for `{data}`, {approved.rows} rows"]
         said += [exposed(approved.exposure, approved.personalized)] if approved.exposure else []
@@ -79,6 +80,29 @@ class Actions:
         answer = self._source.ask(requests.GetWaiting(visit.path["study"], int(visit.path["round"])))
         return pages.waiting_page(answer, may_decide=visit.user.may == "decide")
 
+    def policy(self, visit: Visit) -> Page:
+        return pages.policy_page(self._source.ask(GetProposed()), may_decide=visit.user.may == "decide")
+
+    def agree(self, visit: Visit) -> Moved:
+        """To exactly the policy that was shown."""
+        proposed, person = self._source.ask(GetProposed()), at_page(visit.user.name)
+        if not proposed.sha256 or proposed.sha256 != visit.form.get("sha256", ""):
+            raise NeedsPerson("another change of the policy waits than the one that was shown", hint="look again")
+        try:
+            put = self._source.ask(requests.PutPolicy(proposed.text, proposed.before, person))
+        except NeedsPerson as error:
+            if self._source.ask(GetProposed()) == proposed:
+                raise
+            return Moved("/policy", _sentence(error))  # kept; others must agree too
+        log.info("`%s` agreed to policy %s", person.name, put.sha256[:12])
+        return Moved("/", f"Policy {put.sha256[:12]}… is in force, agreed to by {person.name} last.")
+
+    def take_back(self, visit: Visit) -> Moved:
+        person = at_page(visit.user.name)
+        self._source.ask(TakeBackPolicy(visit.form.get("sha256", ""), person))
+        log.info("`%s` took back the change of the policy that waited", person.name)
+        return Moved("/", f"The change was taken back by {person.name}: the policy in force stays.")
+
     def release(self, visit: Visit) -> Moved:
         return self._decide(visit, "released", "It leaves now.")
 
@@ -87,9 +111,16 @@ class Actions:
 
     def _decide(self, visit: Visit, decision: requests.ReleaseDecision, then: str) -> Moved:
         study, round_ = visit.path["study"], int(visit.path["round"])
-        decided = self._source.ask(
-            requests.Decide(study, round_, decision, visit.form.get("update", ""), at_page(visit.user.name))
-        )
+        look = requests.GetWaiting(study, round_)
+        before = self._source.ask(look)
+        try:
+            decided = self._source.ask(
+                requests.Decide(study, round_, decision, visit.form.get("update", ""), at_page(visit.user.name))
+            )
+        except NeedsPerson as error:
+            if self._source.ask(look).endorsed == before.endorsed:
+                raise
+            return Moved("/", _sentence(error))  # kept; others must release it too
         log.info("`%s` %s round %s of study `%s`", visit.user.name, decision, round_, study)
         then = then if decided.goes_on else "The agent does it when the coordinator asks for this round again."
         return Moved("/", f"Round {round_} of {study} {decision} by {visit.user.name}. {then}")
@@ -108,6 +139,9 @@ def application(site: str, source: Source, users: Users, live: Live) -> Applicat
         View(round_, act.waiting, live=False),
         View(f"{round_}/release", act.release, method="POST", decides=True),
         View(f"{round_}/reject", act.reject, method="POST", decides=True),
+        View("/policy", act.policy, live=False),
+        View("/policy/agree", act.agree, method="POST", decides=True),
+        View("/policy/take-back", act.take_back, method="POST", decides=True),
     )
     return Application(
         f"Wardround · {site}", "wardround-site", SECTIONS, views, users, live,
@@ -129,6 +163,10 @@ def run(state: SiteState, place: Place) -> None:
         serve(place, application(state.site().site, source, Users(users_file(state.root)), live), live)
     finally:
         source.end()
+
+
+def _sentence(error: NeedsPerson) -> str:
+    return f"{error.message[:1].upper()}{error.message[1:]}."
 
 
 def _today() -> str:

@@ -11,6 +11,7 @@ from site_agent.gateway.consent.account import SHORT, Line
 from site_agent.gateway.consent.facts import size
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.rows import StudyRow
+from site_agent.gateway.policy_requests import Proposed
 from site_agent.gateway.requests import Waiting
 from site_agent.page.source import Here
 from wardround.pages.blocks import Answer, Block, Claim, Facts, Field, Form, Grid, Heading, Links, Page, Paragraph, Tone
@@ -37,6 +38,7 @@ def _home(here: Here, today: str) -> Iterator[Block]:
     updates = here.left.of_day(today)
     summaries = sum(at.startswith(today) for at, _ in here.left.summaries)
     waits = [_many(len(held), "update waits", "updates wait") + " to be released"] if held else []
+    waits += ["a change of the policy waits for a further person"] if here.proposed.sha256 else []
     waits += [_many(len(new), "study waits", "studies wait") + " to be looked at"] if new else []
     left = f"{_many(len(updates), 'update')}, {size(sum(update.bytes for update in updates))}" if updates else "nothing"
     if summaries:
@@ -51,6 +53,9 @@ def _home(here: Here, today: str) -> Iterator[Block]:
             ("study", "round", "of"), tuple((row.id, str(row.round), str(row.rounds)) for row in held), numbers=(1, 2),
             links=tuple(f"/studies/{quote(row.id)}/rounds/{row.round}" for row in held),
         )  # fmt: skip
+    if here.proposed.sha256:
+        yield Heading("What waits to be agreed to")
+        yield Links((("The change of the policy", "/policy"),))
     yield Heading("What left today")
     yield from _updates(updates, "Nothing left today.")
     yield Heading("Studies")
@@ -156,7 +161,7 @@ def _study(preview: Preview, row: StudyRow, endorsed: Sequence[str]) -> Iterator
     if account.title:
         yield Paragraph(f"Its title: {account.title}")
     if endorsed:
-        so_far = f"Approved so far by {' and '.join(endorsed)}. The policy wants more people; nothing leaves before."
+        so_far = f"Approved so far by {_and(endorsed)}. The policy wants more people; nothing leaves before."
         yield Paragraph(so_far, warning=True)
     if row.state == "held":
         yield Links(((f"Round {row.round} waits to be released", f"/studies/{quote(row.id)}/rounds/{row.round}"),))
@@ -218,7 +223,7 @@ def _decide(preview: Preview, row: StudyRow, endorsed: Sequence[str], *, may_dec
             note="It takes effect at once, also in the middle of a round.", tone="bad",
         )  # fmt: skip
     elif endorsed:
-        yield Form(f"{path}/withdraw", f"Take back what {' and '.join(endorsed)} approved", tone="bad")
+        yield Form(f"{path}/withdraw", f"Take back what {_and(endorsed)} approved", tone="bad")
 
 
 def waiting_page(waiting: Waiting, *, may_decide: bool) -> Page:
@@ -248,15 +253,52 @@ def _waiting(waiting: Waiting, *, may_decide: bool) -> Iterator[Block]:
         )  # fmt: skip
         yield Grid(columns, rows, numbers=(3, 4, 5), codes=(0,))
     yield Facts((("Digest of this update", waiting.update),), codes=True)
+    if waiting.persons > 1:
+        wanted = f"The policy wants {waiting.persons} different people to release it"
+        if waiting.endorsed:
+            so_far = f"Released so far by {_and(waiting.endorsed)}. {wanted}; nothing leaves before."
+            yield Paragraph(so_far, warning=True)
+        else:
+            yield Paragraph(f"{wanted}.")
     if not may_decide:
         yield Paragraph("You may look, and decide nothing.")
         return
     path = f"/studies/{quote(waiting.study)}/rounds/{waiting.round}"
     shown = (Field("update", value=waiting.update, hidden=True),)
-    yield Form(f"{path}/release", "Release: it leaves", shown, note="Exactly this update leaves, once.")
+    last = len(waiting.endorsed) + 1 >= waiting.persons
+    label = "Release: it leaves" if last else "Release: it waits for another person"
+    yield Form(f"{path}/release", label, shown, note="Exactly this update leaves, once.")
     yield Form(
         f"{path}/reject", "Reject: it stays here", shown, note="The round goes on without this site.", tone="bad"
     )
+
+
+def policy_page(proposed: Proposed, *, may_decide: bool) -> Page:
+    """The change of the policy that waits for further people."""
+    return Page("The policy", ABOUT, tuple(_policy(proposed, may_decide=may_decide)))
+
+
+def _policy(proposed: Proposed, *, may_decide: bool) -> Iterator[Block]:
+    if not proposed.sha256:
+        yield Answer("good", "No change of the policy waits for a person.")
+        return
+    yield Answer(
+        "open", f"A change waits: agreed to by {_and(proposed.by)}, of {proposed.persons} different people.",
+        "What is in force stays until all have agreed.",
+    )  # fmt: skip
+    yield Heading("What it says otherwise")
+    yield Grid(("change",), tuple((change,) for change in proposed.changes), numbers=())
+    yield Facts((("Digest of the proposed policy", proposed.sha256), ("In force now", proposed.before)), codes=True)
+    if not may_decide:
+        yield Paragraph("You may look, and decide nothing.")
+        return
+    shown = (Field("sha256", value=proposed.sha256, hidden=True),)
+    yield Form("/policy/agree", "Agree to this change", shown, note="Exactly this policy, and nothing else.")
+    yield Form("/policy/take-back", "Take it back: what is in force stays", shown, tone="bad")
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(names)
 
 
 def _rounded(decimal: str | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from site_agent.audit.left import LedgerReader, Left
 from site_agent.gateway import requests
 from site_agent.gateway.consent.rows import StudyRow, study_rows
+from site_agent.gateway.policy_requests import NOTHING, GetProposed, Proposed
 from site_agent.gateway.request_form import A, Request
 from site_agent.gateway.requests import ServiceStatus
 from site_agent.state.directory import SiteState
@@ -32,6 +33,7 @@ class Here:
     studies: tuple[StudyRow, ...]
     has_policy: bool
     left: Left
+    proposed: Proposed
 
 
 class Source:
@@ -48,9 +50,10 @@ class Source:
     def here(self) -> Here:
         """Raises Unavailable, BadData: the ledger cannot be read."""
         coordinator = Name(self._site.federation, "coordinator").uri
+        service = self.service()
         return Here(
-            self._site, self.service(), tuple(study_rows(self._state, coordinator, ask_trainer=False)),
-            self._state.policy.exists(), self.left(),
+            self._site, service, tuple(study_rows(self._state, coordinator, ask_trainer=False)),
+            self._state.policy.exists(), self.left(), self.ask(GetProposed()) if service is not None else NOTHING,
         )  # fmt: skip
 
     def row(self, study: str) -> StudyRow | None:

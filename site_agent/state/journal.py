@@ -23,6 +23,8 @@ class Journal:
         ended: the coordinator's last word on the study (finished, stopped, failed), once acted upon.
         declined: the code with which this site declined the assignment; ``declined_at`` says when.
         consent: the digest of the consent under which it was begun.
+        own_loss: of the downloaded model, on this site's validation rows; "" where it is not known. It stays here.
+        lowest_loss: the lowest of those before it in this study.
     """
 
     study: str
@@ -45,5 +47,7 @@ class Journal:
     declined: str = ""
     declined_at: str = ""
     consent: str = ""
+    own_loss: str = ""
+    lowest_loss: str = ""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT

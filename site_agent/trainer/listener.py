@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_algorithms.engine.hardware import Hardware
-from site_agent.handoff import OnProgress, Worker, ask_alone, trainer_socket
+from site_agent.handoff import Died, OnProgress, Worker, ask_alone, trainer_socket
 from site_agent.state.directory import SiteState
 from site_agent.state.person import user_name
 from site_agent.trainer.requests import BOOKKEEPING, keep_books
@@ -77,11 +77,14 @@ def listen_forever(
     durable.make_folder(state / "studies")
     durable.make_folder(state / "staging", STAGING_MODE)
     owner = "site-agent run --only trainer"
-    with set_by_signals(Latch()) as stop:
-        with (
-            StateLock(state / "studies", owner, patience_s=LEAVING_S),
-            Listener(state, stop, hardware, idle_s) as listener,
-        ):
+    with set_by_signals(Latch()) as stop, StateLock(state / "studies", owner, patience_s=LEAVING_S):
+        try:
+            begun = Listener(state, stop, hardware, idle_s)
+        except Died:
+            if stop.is_set():
+                return
+            raise
+        with begun as listener:
             users = frozenset({os.geteuid(), 0, state.stat().st_uid})
             server = control.ControlServer(
                 trainer_socket(state), listener.answer, fatal=listener.end, users=users, mode=SOCKET_MODE
@@ -110,7 +113,8 @@ class Listener:
         self._stop = stop
         self._options = hardware.options
         self.failed: StorageFailed | None = None
-        with Worker(state, warm=False, options=self._options) as probe:
+        self._closing = False
+        with self._new_worker(warm=False) as probe:
             self._isolation, self._missing = probe.isolation, probe.missing
             self._device = "cpu"
             if hardware.device != "cpu":  # only an isolated process with torch can say
@@ -118,7 +122,6 @@ class Listener:
         # One thread makes the worker and speaks to it: a worker dies with the thread that made it.
         self._thread = ThreadPoolExecutor(1, "worker")
         self._worker: Worker | None = None
-        self._closing = False
         self._jobs: list[Job] = []  # oldest first
         self._current: Job | None = None
         self._lock = threading.Lock()
@@ -234,11 +237,17 @@ class Listener:
             if self._worker is not None:
                 log.info("the trainer's worker (process %d) ended or is stopped: another is started", self._worker.pid)
                 self._worker.close()
-            self._worker = Worker(self._state, warm=True, options=self._options)
+            self._worker = self._new_worker(warm=True)
         with self._lock:
             if job.called_off or self._closing:
                 raise TryAgain(f"this `{job.request.command}` was called off", code="DECLINED_TRAINING_FAILED")
         return self._worker.ask(job.request, progress)
+
+    def _new_worker(self, *, warm: bool) -> Worker:
+        """One that is ended, if it is only starting too, when this listener is to end."""
+        return Worker(
+            self._state, warm=warm, options=self._options, given_up=lambda: self._closing or self._stop.is_set()
+        )
 
     def _call_off(self, abort: records.Abort) -> None:
         """End the round that ``abort`` names: the worker with it, if it is at that, else what waits of it."""

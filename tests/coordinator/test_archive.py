@@ -87,7 +87,7 @@ def test_only_an_ended_study_is_archived_and_its_report_and_models_stay(place: P
 
 
 def test_a_site_that_was_away_when_its_study_ended_hears_of_it_without_an_offer(place: Place) -> None:
-    alpha, bravo = place.begin(sites=["alpha", "bravo"], rounds=1, quorum=1, round_deadline_s=1)
+    alpha, bravo = place.begin(sites=["alpha", "bravo"], rounds=1, quorum=1, round_deadline_s=3)
     bravo.unwatch()
     for _ in range(2):
         alpha.answer(alpha.next_assignment())

@@ -3,21 +3,26 @@
 import datetime
 import os
 import threading
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from coordinator import reading
 from coordinator.answers import Changed, SiteList, SiteRow, StudyRow, StudyStatus
+from coordinator.cli import dashboard as commands
 from coordinator.dashboard import pages
 from coordinator.dashboard.application import application
-from coordinator.dashboard.source import Source
+from coordinator.dashboard.source import ANSWER_S, Source
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.coordinator.conftest import WAIT_S, Place
-from tools.world import wait_until
-from wardround.errors import NotPermitted, Unavailable
+from tools.world import Service, wait_until
+from wardround.errors import NotPermitted, Unavailable, UsageProblem
 from wardround.local import control
+from wardround.local.sockets import listen
+from wardround.web import serving
 from wardround.web.guard import Guard
 from wardround.web.live import Live
 from wardround.web.passwords import Users
@@ -99,6 +104,21 @@ def test_the_service_is_asked_once_for_each_change(place: Place, dashboard: Dash
     assert dashboard.live.version == version
     assert len(pages_seen) == 5
     assert len(asked) == 3  # studies, the study's status, sites
+
+
+def test_a_provider_needs_to_know_where_the_dashboard_is(tmp_path: Path) -> None:
+    file = tmp_path / "oidc.toml"
+    file.write_text('issuer = "https://login.example"\nclient_id = "us"\n[look]\ngroups = ["operators"]\n')
+    nowhere = serving.place("127.0.0.1:0", origin="", certificate=None, key=None, only_loopback=True)
+    with pytest.raises(UsageProblem) as refused:
+        commands._provider(file, nowhere)
+    assert refused.value.message == (
+        "with --oidc the dashboard must know its own address, to which the provider sends people back"
+    )
+    assert refused.value.hint == "--origin https://NAME, as people type it"
+    there = serving.place("127.0.0.1:0", origin="https://fed.example", certificate=None, key=None, only_loopback=True)
+    provider = commands._provider(file, there)
+    assert (provider.name, provider._redirect) == ("login.example", "https://fed.example/login/provider/back")
 
 
 def test_readers_may_ask_and_change_nothing(place: Place) -> None:
@@ -200,3 +220,21 @@ def test_a_key_at_two_machines_and_a_certificate_that_ends_are_named() -> None:
     assert [claim.text for claim in answer.claims] == [  # type: ignore[union-attr]
         "two machines hold the keys of bravo", "end within 36 hours: alpha"
     ]  # fmt: skip
+
+
+def test_it_ends_while_a_page_waits_for_a_service_that_does_not_answer(tmp_path: Path) -> None:
+    given = ("dashboard", "serve", "--users", tmp_path, "--read-socket", tmp_path / "read.sock")
+    with listen(tmp_path / "read.sock") as silent:
+        dashboard = Service(tmp_path / "log", "coordinator", *given, "--listen", "127.0.0.1:0")
+        url = dashboard.wait_line("ready").partition(" ")[2]
+
+        def ask() -> None:
+            with suppress(OSError):
+                urllib.request.urlopen(f"{url}/readyz", timeout=ANSWER_S).close()
+
+        threading.Thread(target=ask, daemon=True).start()
+        held = [silent.accept()[0] for _ in ("its watch of changes", "the page's own question")]
+        assert dashboard.stop(ANSWER_S / 2) == 0
+        for connection in held:
+            connection.close()
+    assert "ended while a page waits for an answer that does not come" in dashboard.tail()

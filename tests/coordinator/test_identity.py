@@ -700,12 +700,15 @@ def test_a_site_that_joins_again_with_its_ledger_key_goes_on_with_its_ledger_and
     (alpha,) = place.begin(sites=["alpha"], quorum=1)
     alpha.answer(alpha.next_assignment())
     place.ask("revoke", site="alpha")
+    place.until(lambda status: status["state"] == "paused")  # for want of a site
     again = FakeSite(place.invite("alpha"), alpha.ledger)
     again.receipts = alpha.receipts
     again.watch()
     again.declare("trial")
     place.ask("start", study="trial")
-    second = again.answer(again.next_assignment())
+    while (assignment := again.next_assignment()).HasField("stop"):
+        assert assignment.stop.reason == pb.Stop.PAUSED  # where it was shown the study before the start
+    second = again.answer(assignment)
     assert second.decision == "accepted"  # its ledger goes on from the head that was countersigned before
     assert second.previous != EMPTY_HEAD
     (row,) = place.ask("sites")["sites"]

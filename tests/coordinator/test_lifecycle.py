@@ -335,6 +335,35 @@ def test_a_fault_in_the_coordinator_pauses_the_study_and_keeps_what_was_accepted
     assert story.round.accepted == (SITES if aggregating else ("a", "b"))
 
 
+VETO = Answer(Kind.DECLINED, "DECLINED_VETO")
+
+
+def test_a_veto_pauses_the_study_once_for_a_model_and_start_goes_on_without_that_site() -> None:
+    story = Story().begins().accepts(*SITES).happens(Aggregated()).accepts("a")
+    story.actions()
+    story.happens(Answered("b", VETO))
+    closed, told = story.actions()
+    assert isinstance(closed, Closed)
+    assert (closed.round.number, closed.outcome, told) == (2, Outcome.FAILED, Tell(Phase.PAUSED))
+    assert (story.state.phase, story.state.round) == (Phase.PAUSED, None)
+    assert story.state.why == (
+        "site `b` vetoes the model of round 1: by its own validation it is worse than its policy takes; ask its "
+        "people. `coordinator study start` goes on with this model, without `b` as long as it vetoes it"
+    )
+    assert site_states(story.state, RULES)["b"] == "declined"
+    story.happens(Start())
+    assert (story.round.attempt, story.round.accepted) == (2, ("a",))  # what was accepted has its receipt, and counts
+    story.happens(Answered("b", VETO)).accepts("c")
+    assert story.state.aggregating
+    assert story.happens(Aggregated()).round.number == 3
+    assert story.happens(Answered("b", VETO)).state.phase == Phase.PAUSED  # of another model
+
+
+def test_another_sites_veto_of_the_same_model_pauses_again() -> None:
+    story = Story().begins().happens(Answered("b", VETO), Start(), Answered("c", VETO))
+    assert story.state.why.startswith("site `c` vetoes the model of round 0: ")
+
+
 def test_after_a_restart_the_rest_of_a_deadline_counts_but_the_sites_get_time_to_come_back() -> None:
     story = Story().begins()
     story.time = 5
@@ -359,7 +388,7 @@ def test_each_site_is_told_in_one_word() -> None:
 EVENTS = st.one_of(
     st.sampled_from(SITES).map(Ready),
     st.sampled_from(SITES).map(lambda site: Gone(site, "DECLINED_WITHDRAWN")),
-    st.tuples(st.sampled_from(SITES), st.sampled_from([YES, NO, DECLINED])).map(lambda pair: Answered(*pair)),
+    st.tuples(st.sampled_from(SITES), st.sampled_from([YES, NO, DECLINED, VETO])).map(lambda pair: Answered(*pair)),
     st.sampled_from([Start(), Stop(), Aggregated(), Halted("x"), Clock()]),
     st.sampled_from(SITES).map(lambda site: {site: "TENSOR_NORM"}),
     st.floats(0, 2000),

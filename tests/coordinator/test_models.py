@@ -79,13 +79,13 @@ def one_round(place: Place) -> dict[str, Any]:
 def test_the_card_says_who_is_not_in_a_round(place: Place, tmp_path: Path) -> None:
     place.create()
     files = give(place, tmp_path / "out", **one_round(place))
-    card = json.loads(files[1].read_text())
+    card = json.loads(files[0].read_text())
     assert card["lineage"][0] | {"closed": ""} == {
         "round": 1, "attempt": 1, "closed": "", "model_digest": card["kept_digest"], "contributors": ["alpha"],
         "left_out": ["bravo"], "absent": ["charlie"],
     }  # fmt: skip
-    assert "| alpha | bravo, charlie |" in files[3].read_text()
-    assert "No score of this model is known here" in files[3].read_text()
+    assert "| alpha | bravo, charlie |" in files[2].read_text()
+    assert "No score of this model is known here" in files[2].read_text()
 
 
 def test_why_there_is_no_program_is_what_the_lab_says(tmp_path: Path) -> None:

@@ -206,9 +206,24 @@ def test_a_study_whose_sites_all_decline_pauses_after_a_second_attempt_and_start
     assert alpha.answer(again).decision == "accepted"
 
 
+def test_a_veto_pauses_the_study_by_name_and_start_goes_on_without_that_site(place: Place) -> None:
+    alpha, bravo, charlie = place.begin(quorum=2)
+    for site in (alpha, bravo):
+        site.answer(site.next_assignment())
+    charlie.decline(charlie.next_assignment(), "DECLINED_VETO")
+    assert alpha.next_assignment().stop.reason == pb.Stop.PAUSED
+    status = place.status()
+    assert (status["state"], status["sites"]["charlie"]["code"]) == ("paused", "DECLINED_VETO")
+    assert status["why"].startswith("site `charlie` vetoes the model of round 0: ")
+    charlie.next_assignment()
+    place.ask("start", study="trial")
+    charlie.decline(charlie.next_assignment(), "DECLINED_VETO")
+    assert place.until(lambda status: status["round"] == 2)["sites"]["charlie"]["rounds_contributed"] == []
+
+
 @on_both
 def test_the_deadline_closes_a_round_with_quorum_and_the_late_update_is_refused(place: Place) -> None:
-    alpha, bravo, charlie = place.begin(quorum=2, round_deadline_s=1)
+    alpha, bravo, charlie = place.begin(quorum=2, round_deadline_s=3)
     late = charlie.next_assignment()
     for site in (alpha, bravo):
         site.answer(site.next_assignment())
@@ -240,7 +255,7 @@ def test_a_site_that_connects_again_gets_its_open_assignment_again(place: Place)
 
 
 def test_a_site_that_was_away_at_the_end_hears_of_it_when_it_is_back(place: Place) -> None:
-    alpha, bravo, charlie = place.begin(quorum=2, rounds=1, round_deadline_s=1)
+    alpha, bravo, charlie = place.begin(quorum=2, rounds=1, round_deadline_s=3)
     charlie.unwatch()
     for _ in range(2):
         for site in (alpha, bravo):

@@ -101,7 +101,7 @@ def test_a_site_that_sends_no_vector_is_left_out_of_the_sum_and_its_masks_are_ta
 
 
 def test_an_attempt_with_too_few_keys_is_void_and_the_round_is_asked_again(place: Place) -> None:
-    members = begun(place, rounds=1, round_deadline_s=1)
+    members = begun(place, rounds=1, round_deadline_s=3)
     for member in members[:2]:
         member.begin(member.fake.next_assignment())
     place.until(lambda status: status["attempt"] == 2)

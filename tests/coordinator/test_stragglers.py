@@ -23,7 +23,7 @@ def shown(place: Place, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_site_that_is_always_late_is_named_to_the_operator(
     place: Place, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    alpha, _ = place.begin(**PAIR, rounds=5, round_deadline_s=1)
+    alpha, _ = place.begin(**PAIR, rounds=5, round_deadline_s=2)
     for number in range(1, 4):
         alpha.answer(alpha.next_assignment())
         place.until(lambda status, number=number: status["round"] > number)
@@ -40,7 +40,7 @@ def test_a_site_that_is_always_late_is_named_to_the_operator(
 
 
 def test_an_update_that_is_on_its_way_at_the_deadline_counts_where_the_study_says_so(place: Place) -> None:
-    alpha, bravo = place.begin(**PAIR, round_deadline_s=1, late_updates="finish")
+    alpha, bravo = place.begin(**PAIR, round_deadline_s=3, late_updates="finish")
     alpha.answer(alpha.next_assignment())
     assignment = bravo.next_assignment()
     update = delta("bravo", 1, SPECS)

@@ -51,6 +51,7 @@ class FakeTrainer:
         self.common = ""
         self.weights: dict[str, Any] | None = None
         self.metrics: dict[str, str] = {"val_loss": "0.5"}
+        self.own_loss = ""
         self.train_rows = 80
         self.num_examples: Any = 80  # of the 100 rows that ``_check`` says, as a trainer tells them that is honest
         self.num_validation: Any = 20
@@ -169,7 +170,8 @@ class FakeTrainer:
         return self._numbers()
 
     def _numbers(self) -> dict[str, Any]:
-        return {"num_examples": self.num_examples, "num_validation": self.num_validation, "metrics": self.metrics}
+        counts = {"num_examples": self.num_examples, "num_validation": self.num_validation}
+        return {**counts, "metrics": self.metrics, "own_loss": self.own_loss}
 
     def _commit(self, request: dict[str, Any]) -> dict[str, Any]:
         return {}

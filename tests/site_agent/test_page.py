@@ -14,7 +14,10 @@ from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.test_endorsing import TWO
 from tests.site_agent.test_policy_enforcement import EVERY, held
+from tests.site_agent.test_several_people import TWO_CHANGE, put
+from tests.site_agent.test_several_people import held as held_for_two
 from tools.world import wait_until
+from wardround.errors import NeedsPerson
 from wardround.local import person as local_person
 from wardround.local.control import ControlServer
 from wardround.web.guard import Guard
@@ -197,6 +200,63 @@ def test_an_update_that_waits_is_shown_and_decided(world: SiteWorld, press: str,
         assert "Nothing left on 2001-01-01." in browser.get("/left?day=2001-01-01")
     finally:
         page.close()
+
+
+def test_where_the_policy_wants_two_people_an_update_waits_for_the_second(world: SiteWorld) -> None:
+    update = held_for_two(world)
+    page = SitePage(world)
+    page.serve()
+    page.users.put("kim", PASSWORD, "decide")
+    try:
+        browser, path = page.browser(), f"{PATH}/rounds/1"
+        shown = browser.get(path)
+        assert "The policy wants 2 different people to release it." in shown
+        assert "Release: it waits for another person" in shown
+        assert browser.press(shown, f"{path}/release") == (303, "/")
+        assert "1 of the 2 people that the policy wants; it leaves when all have." in browser.get("/")
+        again = browser.get(path)
+        assert "Released so far by dana (page), as" in again
+        status, said = browser.press(again, f"{path}/release")
+        assert (status, "has released round 1 of `hearts` already" in said) == (400, True)
+        second = page.browser("kim")
+        assert second.press(second.get(path), f"{path}/release") == (303, "/")
+        world.coordinator.wait_receipts(1)
+        (upload,) = world.lines("upload")
+        assert upload["update"] == update
+        left = second.get("/left")
+        assert "endorsed" in left
+        assert "kim (page), as" in left
+    finally:
+        page.close()
+
+
+def test_a_change_of_the_policy_waits_on_the_page_for_a_second_person(offered: SitePage) -> None:
+    world = offered.world
+    world.draft(TWO_CHANGE)
+    world.approve()
+    before = world.state.policy.read_bytes()
+    after = before.replace(b'updates = "none"', b'updates = "every"')
+    browser = offered.browser()
+    assert "No change of the policy waits for a person." in browser.get("/policy")
+    with pytest.raises(NeedsPerson):
+        put(world, after, before, {"name": "dana", "uid": 1001})
+    assert "a change of the policy waits for a further person" in browser.get("/")
+    shown = browser.get("/policy")
+    assert "release.updates: none before, every now" in shown
+    status, said = browser.press(shown, "/policy/agree")  # of one name at a terminal and at the page
+    assert (status, "has agreed to policy" in said) == (400, True)
+    offered.users.put("kim", PASSWORD, "decide")
+    kim = offered.browser("kim")
+    assert kim.press(kim.get("/policy"), "/policy/take-back") == (303, "/")
+    assert "The change was taken back by kim" in kim.get("/")
+    status, _ = browser.press(shown, "/policy/agree")
+    assert status == 409
+    with pytest.raises(NeedsPerson):
+        put(world, after, before, {"name": "dana", "uid": 1001})
+    assert kim.press(kim.get("/policy"), "/policy/agree") == (303, "/")
+    assert "is in force, agreed to by kim last." in kim.get("/")
+    assert world.state.policy.read_bytes() == after
+    assert "/policy/agree" not in offered.browser("lou").get("/policy")
 
 
 def test_without_an_agent_the_page_says_so_and_decides_nothing(offered: SitePage) -> None:

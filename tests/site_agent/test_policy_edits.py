@@ -18,6 +18,7 @@ from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools import verify_ledger
 from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
 from wardround.local import durable
+from wardround.local import person as local_person
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 
@@ -136,6 +137,41 @@ def test_a_draft_and_what_is_applied_after_it_name_the_person(shell: Shell, tmp_
     assert "copy.toml" in shell.run("policy", "apply", str(copy), "--yes", code=65).stderr
     said = shell.run("policy", "edit", code=64).stderr
     assert "there is no terminal for an editor" in said
+
+
+def test_two_people_change_the_policy_at_a_terminal(shell: Shell, tmp_path: Path) -> None:
+    """One alone changes nothing, also when asked twice; the second is shown what the first proposed."""
+    if local_person.login_of("self") is not None:
+        pytest.skip("the kernel knows who logged in, and sudo cannot be played")
+    shell.run("policy", "draft", STUDY)
+    copy = tmp_path / "copy.toml"
+    copy.write_bytes((shell.state / "policy.toml").read_bytes() + b"\n[policy]\npersons = 2\n")
+    shell.run("policy", "apply", str(copy), "--yes", SUDO_UID="4001")
+    assert "another policy is in force when 2 different people have agreed to it" in shell.run("policy", "check").stdout
+    assert shell.run("policy", "proposed").stdout == "no change of the policy waits for a person\n"
+    before = copy.read_bytes()
+    copy.write_bytes(before.replace(b'updates = "none"', b'updates = "every"'))
+    said = shell.run("policy", "apply", str(copy), "--yes", code=78, SUDO_UID="4001").stderr
+    assert "agreed to by 4001 (sudo), as" in said
+    assert "1 of the 2 people that the policy in force wants; what is in force stays" in said
+    assert "hint: another person runs `site-agent policy agree`" in said
+    shown = shell.run("policy", "proposed").stdout
+    assert shown.splitlines()[0] == "release.updates: none before, every now"
+    assert f"policy {sha256(copy.read_bytes())[:12]}…: agreed to by 4001 (sudo), as {ME}, of 2 people" in shown
+    assert shell.run("policy", "show", sha256(copy.read_bytes())[:12]).stdout == copy.read_text()
+    said = shell.run("policy", "agree", "--yes", code=64, SUDO_UID="4001").stderr
+    assert "already; the policy wants 2 different people" in said
+    assert (shell.state / "policy.toml").read_bytes() == before
+    shell.run("policy", "proposed", "--take-back", SUDO_UID="4002")
+    assert "no change of the policy waits for a person" in shell.run("policy", "agree", "--yes", code=64).stderr
+    shell.run("policy", "apply", str(copy), "--yes", code=78, SUDO_UID="4001")
+    done = shell.run("policy", "agree", "--yes", SUDO_UID="4002").stdout
+    assert "is in force, put there by 4002 (sudo), as" in done
+    assert (shell.state / "policy.toml").read_bytes() == copy.read_bytes()
+    assert f"4001 (sudo), as {ME} and 4002 (sudo), as {ME}" in shell.run("policy", "show").stdout
+    (shell.state / "policy.toml").write_bytes(before)
+    refused = shell.run("approve", STUDY, "--data", "patients", "--digest", "0" * 16, code=78).stderr
+    assert "was changed by hand, and the policy in force wants 2 different people to change it" in refused
 
 
 def test_the_editor_is_asked_again_until_it_is_a_policy(

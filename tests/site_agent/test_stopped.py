@@ -15,18 +15,19 @@ import pytest
 from site_agent.gateway import agent as agents
 from site_agent.gateway.requests import ServiceStatus
 from site_agent.gateway.status import site_status
-from site_agent.gateway.trainer_process import TrainerProcess
-from site_agent.handoff import Trainer
+from site_agent.gateway.trainer_process import TrainerApart, TrainerProcess
+from site_agent.handoff import HELLO_TIMEOUT_S, Trainer
 from site_agent.trainer import listener as listeners
 from site_agent.trainer.listener import Listener
 from tests.site_agent.fake_trainer import FakeTrainer
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tests.site_agent.test_handoff import ask_in_thread, ended, endless, listener_process, listening
 from tests.site_agent.trainer_world import STUDY_DIGEST, Hospital
-from tools.world import wait_until
+from tools.world import descendants, wait_until
 from wardround import __version__
 from wardround.errors import TryAgain, Unavailable, UsageProblem, WardroundError
 from wardround.local import control, liveness
+from wardround.local.event import Latch
 from wardround.local.liveness import Look, Watch
 from wardround.records.trainer import Abort, Answer, AnyRequest, Check, Describe, Done, GetStatus, request_from
 from wardround.v1 import federation_pb2 as pb
@@ -247,6 +248,30 @@ def kept(hospital: Hospital) -> Iterator[TrainerProcess]:
 
 
 @pytest.mark.chaos
+def test_a_listener_that_is_to_end_does_not_wait_for_a_worker_that_only_starts(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load a worker needs long for its first word; it was waited for, for up to a minute."""
+    told: list[TryAgain] = []
+
+    def ask() -> None:
+        try:
+            listener.answer_request(request_from(hospital.round(1)), lambda _: None)
+        except TryAgain as error:
+            told.append(error)
+
+    with Listener(hospital.state, Latch()) as listener:
+        mute = hospital.state / "mute"
+        mute.write_text("#!/bin/sh\nexec sleep 600\n")
+        mute.chmod(0o700)
+        monkeypatch.setattr("sys.executable", str(mute))
+        threading.Thread(target=ask, daemon=True).start()
+        wait_until(lambda: listener._current is not None and descendants(os.getpid()), "a worker starts", 10)
+        began = time.monotonic()
+    assert time.monotonic() - began < HELLO_TIMEOUT_S / 2
+    wait_until(lambda: told, "whoever asked is told", 10)
+
+
 def test_a_listener_that_is_killed_or_stopped_is_started_again(
     hospital: Hospital, kept: TrainerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,6 +285,24 @@ def test_a_listener_that_is_killed_or_stopped_is_started_again(
         assert Trainer(hospital.state).answers()
         assert f"the trainer's listener (process {before}) {words}; another is started in " in caplog.text
     assert f"the trainer's listener runs again (process {kept.pid})" in caplog.text
+
+
+def test_a_listener_that_somebody_else_started_is_said_to_be_stopped_and_to_answer_again(
+    hospital: Hospital, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    watched = TrainerApart(hospital.state, look_s=0.1, silent_s=0.5)
+    with listener_process(hospital.state) as listener:
+        watched.keep(lambda _: None)
+        listener.send_signal(signal.SIGSTOP)
+        wait_until(lambda: watched.problem, "it is said", NOTICED_S)
+        assert watched.problem == "the trainer's listener has not answered for 0.5 s"
+        assert "start it again, for instance `systemctl restart wardround-trainer`" in caplog.text
+        listener.send_signal(signal.SIGCONT)
+        wait_until(lambda: not watched.problem, "it answers again", NOTICED_S)
+    wait_until(lambda: "the trainer's listener answers again" in caplog.text, "it is said", 10)
+    wait_until(lambda: watched.problem, "its end is said too", NOTICED_S)
+    watched.stop()
 
 
 def test_a_stopped_listener_does_not_keep_the_agent_from_ending(hospital: Hospital) -> None:

@@ -60,6 +60,7 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "pfeddf": {"algorithm": {"distil_steps": 5, "distil_batch_size": 4}},
 }
+BESIDE = ("networks", "assigned", "aggregation", "encoding", "limits", "secure_aggregation")  # tables told as they are
 # FedDF and pFedDF once more: networks of unlike shapes, and the coordinator's steps stopped by labelled rows.
 UNLIKE: dict[str, dict[str, Any]] = {
     "networks": {"deep": {"name": "mlp", "hidden": [5, 3], "norm": "batch"}},
@@ -111,9 +112,9 @@ def study_of(method: str, told: dict[str, dict[str, Any]] | None = None) -> Reso
         "model": told.get("model", MLP),
         "algorithm": {"name": method, **told.get("algorithm", {})},
         "training": {"local_steps": 3, "batch_size": 8, **plain, **told.get("training", {})},
-        "reported": {"metrics": ["val_loss", "accuracy"]},
+        "reported": {"metrics": ["val_loss", "accuracy"], **told.get("reported", {})},
         "public_data": {"digest": hashlib.sha256(table(PUBLIC_ROWS, seed=9).encode()).hexdigest(), "rows": PUBLIC_ROWS},
-        **{table: told[table] for table in ("networks", "assigned", "aggregation", "encoding") if table in told},
+        **{table: told[table] for table in BESIDE if table in told},
     }
     return resolve(StudyFile.model_validate(tables))
 
@@ -172,6 +173,7 @@ class Federation:
             control.call(service, {"command": "refresh"}, timeout_s=WAIT_S)
             person = {"name": "dpo", "uid": 1000, "source": "sudo"}
             about = {"study": name, "data": "patients"}
+            self.before_approval(site, name)
             shown = control.call(service, {"command": "preview", **about}, timeout_s=WAIT_S)["digest"]
             request = {"command": "approve", **about, "digest": shown, "by": person}
             assert control.call(service, request, timeout_s=WAIT_S)["reported"]
@@ -181,6 +183,9 @@ class Federation:
         status: dict[str, Any] = self._ask("follow", study=name)
         return status
 
+    def before_approval(self, site: str, study: str) -> None:
+        """What its people do first."""
+
     def _ask(self, command: str, **fields: Any) -> Any:
         return control.call(self._coordinator, {"command": command, **fields}, timeout_s=WAIT_S)
 
@@ -188,21 +193,30 @@ class Federation:
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     folder = tmp_path_factory.mktemp("methods")
-    data = folder / "data"
+    again = [study_of(method, told) for method, told in AGAIN]
+    with World(folder / "world", FEDERATION) as world:
+        federation = Federation(world, tables_in(folder / "data"))
+        begin(federation, policy_for([*(study_of(method) for method in METHODS), *again]))
+        yield federation
+
+
+def tables_in(data: Path) -> Path:
+    """The sites' tables and the public rows, in a new folder."""
     (data / "public_data").mkdir(parents=True)
     (data / "public_data" / "public_data.csv").write_bytes(table(PUBLIC_ROWS, seed=9).encode())
     for seed, site in enumerate(SITES):
         (data / site).mkdir()
         (data / site / "train.csv").write_bytes(table(30 + 10 * seed, seed).encode())
-    again = [study_of(method, told) for method, told in AGAIN]
-    policy = policy_for([*(study_of(method) for method in METHODS), *again])
-    with World(folder / "world", FEDERATION) as world:
-        world.start(data, LABEL, SITES)
-        federation = Federation(world, data)
-        for site in SITES:
-            federation.site(site).policy.write_text(policy)
-            world.ask_site(site, "data", "public-data", "patients", data / "public_data" / "public_data.csv")
-        yield federation
+    return data
+
+
+def begin(federation: Federation, policy: str) -> None:
+    """A coordinator that serves, and agents with their data and this policy."""
+    world, data = federation.world, federation.data
+    world.start(data, LABEL, SITES)
+    for site in SITES:
+        federation.site(site).policy.write_text(policy)
+        world.ask_site(site, "data", "public-data", "patients", data / "public_data" / "public_data.csv")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +193,24 @@ def test_nobody_listening_is_said(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as caught:
         call(tmp_path / "control.sock", {})
     assert caught.value.message == f"no service listens at {tmp_path / 'control.sock'} (No such file or directory)"
+
+
+def test_a_service_that_takes_nobody_out_of_its_queue_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "QUEUE_S", 0.05)
+    path = tmp_path / "control.sock"
+
+    def fill(queue: ExitStack) -> None:
+        for _ in range(1000):  # more than its length, which is the kernel's to say
+            queue.enter_context(sockets.connect(path))
+
+    with sockets.listen(path), ExitStack() as queue:
+        with pytest.raises(Unavailable) as refused:
+            fill(queue)
+        assert refused.value.message == f"the service at {tmp_path} takes no connection"
+        assert refused.value.hint == "it is stopped, or hung: start it again"
+        assert control.is_listening(path)
+        with pytest.raises(Unavailable, match="takes no connection"):
+            call(path, {"command": "status"})
 
 
 def test_a_service_that_goes_away_is_said(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from wardround.errors import CannotWrite, TryAgain
-from wardround.local import copying, durable
+from wardround.local import copying, durable, outputs
 
 
 @contextmanager
@@ -78,6 +78,53 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -
     assert not isinstance(caught.value, durable.StorageFailed)
     assert path.read_bytes() == b"old"
     assert names_in(tmp_path) == ["a"]
+
+
+def test_of_several_files_of_which_one_does_not_fit_none_is_written(tmp_path: Path) -> None:
+    durable.write_file(tmp_path / "card", b"old")
+    files = {tmp_path / "card": b"new", tmp_path / "weights": [b"x" * 2000]}
+    with files_of_at_most(1000), pytest.raises(CannotWrite, match="weights: File too large"):
+        durable.write_files(files)
+    assert names_in(tmp_path) == ["card"]
+    assert (tmp_path / "card").read_bytes() == b"old"
+    durable.write_files(files)
+    assert names_in(tmp_path) == ["card", "weights"]
+    assert (tmp_path / "card").read_bytes() == b"new"
+
+
+def test_a_folder_whose_files_do_not_all_fit_is_not_made_or_is_as_it_was(tmp_path: Path) -> None:
+    files = {"card": b"new", "weights": iter([b"x" * 2000])}
+    with files_of_at_most(1000), pytest.raises(CannotWrite):
+        outputs.fill(tmp_path / "out", files, force=False)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "card").write_bytes(b"old")
+    with files_of_at_most(1000), pytest.raises(CannotWrite):
+        outputs.fill(tmp_path / "kept", {"card": b"new", "weights": b"x" * 2000}, force=True)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["card"]
+    assert (tmp_path / "kept" / "card").read_bytes() == b"old"
+
+
+def test_killed_while_several_files_get_their_names_the_last_is_not_there_alone(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal\n"
+        "from wardround.local import durable\n"
+        "given = durable._name\n"
+        "def name(temporary, path, replace):\n"
+        "    if path.name == 'weights':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    given(temporary, path, replace)\n"
+        "durable._name = name\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "durable.write_files({folder / 'card': b'card', folder / 'weights': b'weights'})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [name for name in names_in(tmp_path) if not name.startswith(".")] == ["card"]
+    (tmp_path / "card").unlink()
+    outputs.folder(tmp_path, force=False)  # it counts as empty, and the next one leaves none of it
+    outputs.fill(tmp_path, {"card": b"card", "weights": b"weights"}, force=False)
+    assert names_in(tmp_path) == ["card", "weights"]
 
 
 def test_a_source_of_pieces_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

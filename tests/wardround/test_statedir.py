@@ -29,6 +29,7 @@ ARGUMENTS = {
     "site-agent page user remove": ["dana"],
     "site-agent policy draft": ["s"],
     "site-agent policy apply": ["TABLE", "--yes"],
+    "site-agent policy agree": ["--yes"],
     "site-agent policy explain": ["s"],
     "site-agent predict": ["s", "--checkpoint", "latest", "--table", "TABLE", "--out", "OUT"],
     "site-agent preview": ["s"],

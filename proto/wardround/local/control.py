@@ -25,7 +25,7 @@ from wardround.errors import NotPermitted, TryAgain, Unavailable, UsageProblem, 
 from wardround.local import frames
 from wardround.local.durable import StorageFailed
 from wardround.local.liveness import BEAT_S
-from wardround.local.sockets import accepted, connect, listen, peer_of, peer_user
+from wardround.local.sockets import QueueFull, accepted, connect, listen, peer_of, peer_user
 
 REQUEST_S = 10  # how long a connection may take to say what it wants
 STARTING_S = 20  # from a service's lock to its socket; longer is no start but a fault
@@ -244,9 +244,11 @@ def _hang_up(connection: socket.socket) -> None:
 
 
 def is_listening(path: Path) -> bool:
-    """Whether a service answers at ``path``."""
+    """Whether a service listens at ``path``; one that is stopped does too."""
     try:
         connect(path).close()
+    except QueueFull:
+        return True
     except Unavailable:
         return False
     return True

@@ -17,9 +17,14 @@ from pathlib import Path
 
 from wardround.errors import CannotWrite, Unavailable
 
+QUEUE_S = 5.0  # for a place in the queue of a service; one that is stopped takes nobody out of a full one
 RETRY_S = 0.5  # after a connection could not be accepted
 _CLOSED = frozenset({errno.EBADF, errno.EINVAL, errno.ENOTSOCK})
 log = logging.getLogger(__name__)
+
+
+class QueueFull(Unavailable):
+    """Somebody listens, and takes no connection."""
 
 
 def listen(path: Path, *, mode: int = 0o600) -> socket.socket:
@@ -47,12 +52,21 @@ def connect(path: Path) -> socket.socket:
     """A connection to the Unix socket at ``path``.
 
     Raises:
+        QueueFull: whoever listens there takes no connection in ``QUEUE_S``.
         Unavailable: nobody listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        patience = struct.pack("ll", int(QUEUE_S), int(QUEUE_S % 1 * 1e6))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         with _short(path) as short, _itself(short) as bound:
             connection.connect(bound)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 0))
+    except BlockingIOError:
+        connection.close()
+        raise QueueFull(
+            f"the service at {path.parent} takes no connection", hint="it is stopped, or hung: start it again"
+        ) from None
     except OSError as error:
         connection.close()
         raise Unavailable(f"no service listens at {path} ({error.strerror})") from None

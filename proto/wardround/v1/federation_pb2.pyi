@@ -60,6 +60,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DECLINED_RESOURCES: _ClassVar[RefusalCode]
     DECLINED_HELD: _ClassVar[RefusalCode]
     DECLINED_BEYOND_CONSENT: _ClassVar[RefusalCode]
+    DECLINED_VETO: _ClassVar[RefusalCode]
     DECLINED_UNKNOWN: _ClassVar[RefusalCode]
     SUMMARY_UNKNOWN: _ClassVar[RefusalCode]
     SUMMARY_CHANGED: _ClassVar[RefusalCode]
@@ -122,6 +123,7 @@ DECLINED_TRAINING_FAILED: RefusalCode
 DECLINED_RESOURCES: RefusalCode
 DECLINED_HELD: RefusalCode
 DECLINED_BEYOND_CONSENT: RefusalCode
+DECLINED_VETO: RefusalCode
 DECLINED_UNKNOWN: RefusalCode
 SUMMARY_UNKNOWN: RefusalCode
 SUMMARY_CHANGED: RefusalCode

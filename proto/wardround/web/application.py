@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import parse_qsl
 
 from starlette.applications import Starlette
@@ -25,7 +25,11 @@ from wardround.web.guard import MOST_BODY
 from wardround.web.live import Live
 from wardround.web.passwords import User, Users
 from wardround.web.peer import owner
+from wardround.web.provided import ProvidedLogin
 from wardround.web.sessions import Attempts, Session, Sessions
+
+if TYPE_CHECKING:
+    from wardround.web.oidc import Provider
 
 BEAT_S = 15  # a browser that is told nothing for longer is told that we are there
 REST_S = 1  # at least, between two changes that a browser is told of
@@ -84,6 +88,7 @@ class Application:
         sections: the pages that each page leads to.
         secure: browsers reach us by HTTPS alone.
         is_ready: whether what stands behind the pages answers.
+        provider: of OpenID Connect, with which people may log in as well.
     """
 
     def __init__(
@@ -97,6 +102,7 @@ class Application:
         *,
         secure: bool = False,
         is_ready: Callable[[], bool] = lambda: True,
+        provider: "Provider | None" = None,
     ) -> None:
         self._program = program
         self._secure = secure
@@ -107,11 +113,13 @@ class Application:
         self._is_ready = is_ready
         self.sessions = Sessions()
         self._attempts = Attempts()
+        self._provided = ProvidedLogin(provider, self) if provider is not None else None
         self._listeners = 0
         self.app = Starlette(
             routes=[
                 Route("/login", self._show_login, methods=["GET"]),
                 Route("/login", self._log_in, methods=["POST"]),
+                *(self._provided.routes if self._provided is not None else ()),
                 Route("/logout", self._log_out, methods=["POST"]),
                 Route("/events", self._events, methods=["GET"]),
                 Route("/healthz", _healthy, methods=["GET"]),
@@ -128,7 +136,7 @@ class Application:
         """The session of a request's cookie, and its user as the file has it now."""
         token = request.cookies.get(self._cookie, "")
         session = self.sessions.find(token, _peer(request), used=used) if token else None
-        user = self._users.find(session.name) if session is not None else None
+        user = (session.user or self._users.find(session.name)) if session is not None else None
         if session is None or user is None or user.mark != session.mark:
             return None
         return session, user
@@ -139,15 +147,16 @@ class Application:
     async def _show_login(self, request: Request) -> Response:
         if self._session(request) is not None:
             return RedirectResponse("/", 303)
-        return self._login_page("")
+        return self.login_page("")
 
-    def _login_page(self, why: str, status: int = 200) -> Response:
+    def login_page(self, why: str, status: int = 200) -> Response:
         fields = (
             Field("name", "Name", fills_in="username"),
             Field("password", "Password", secret=True, fills_in="current-password"),
         )
         said = (Paragraph(why, warning=True),) if why else ()
-        page = Page("Log in", self._program, (*said, Form("/login", "Log in", fields)))
+        by = (self._provided.link,) if self._provided is not None else ()
+        page = Page("Log in", self._program, (*said, *by, Form("/login", "Log in", fields)))
         return HTMLResponse(rendering.served(page, rendering.Around(self._program)), status)
 
     async def _log_in(self, request: Request) -> Response:
@@ -157,21 +166,35 @@ class Application:
         peer = _peer(request)
         wait_s = self._attempts.begin(name, peer)
         if wait_s > 0:
-            return self._login_page(f"Too many log-ins failed. Try again in {int(wait_s) + 1} seconds.", 429)
+            return self.login_page(f"Too many log-ins failed. Try again in {int(wait_s) + 1} seconds.", 429)
         try:
             user = await run_in_threadpool(self._users.logged_in, name, password)
         except WardroundError as error:
             log.error("nobody can log in: %s", error.message)
-            return self._login_page("Nobody can log in now; the log of this page says why.", 503)
+            return self.login_page("Nobody can log in now; the log of this page says why.", 503)
         if user is None:
             log.warning("a log-in failed")  # without the name: a password may stand in its place
-            return self._login_page("This name and password are not known here.", 403)
+            return self.login_page("This name and password are not known here.", 403)
         self._attempts.succeeded(name, peer)
+        return self.let_in(request, user, RedirectResponse("/", 303))
+
+    def let_in(self, request: Request, user: User, answer: Response, *, provided: bool = False) -> Response:
+        """Begin a session of whoever has shown who they are, with ``answer``."""
         self.sessions.end(request.cookies.get(self._cookie, ""))
         log.info("`%s` logged in", user.name)
-        answer, token = RedirectResponse("/", 303), self.sessions.begin(user, peer)
+        token = self.sessions.begin(user, _peer(request), provided=provided)
         answer.set_cookie(self._cookie, token, path="/", httponly=True, samesite="strict", secure=self._secure)
         return answer
+
+    @property
+    def secure(self) -> bool:
+        """Whether browsers reach us by HTTPS alone."""
+        return self._secure
+
+    @property
+    def program(self) -> str:
+        """What the pages are called."""
+        return self._program
 
     async def _log_out(self, request: Request) -> Response:
         found = self._session(request)

@@ -3,7 +3,9 @@
 import asyncio
 import ipaddress
 import logging
+import os
 import socket
+import threading
 import types
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 MOST_CONNECTIONS = 200
 HEAD_S = 20.0  # in which a connection must have said what it wants, each time
 GRACE_S = 3
+LATE_S = 2  # after which the process ends as it is
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 log = logging.getLogger(__name__)
 
@@ -143,7 +146,10 @@ def serve(there: Place, application: "Application", live: "Live") -> None:
     guarded = Guard(application.app, there.origins or {f"{scheme}://{host}:{port}" for host in (*LOOPBACK, name)})
 
     class Server(uvicorn.Server):
-        """One that tells the browsers that wait for changes when it ends."""
+        """One that tells the browsers that wait for changes when it ends, and waits for no view that does not return:
+        one that asks a service which does not answer waits for minutes, and nothing else ends its thread."""
+
+        late = threading.Timer(GRACE_S + LATE_S, _end_now)
 
         def handle_exit(self, sig: int, frame: types.FrameType | None) -> None:
             live.end()
@@ -154,14 +160,26 @@ def serve(there: Place, application: "Application", live: "Live") -> None:
             await super().startup(sockets)
             print(f"ready {scheme}://{name}:{port}", flush=True)
 
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            self.late.start()
+            await super().shutdown(sockets)
+
     config = uvicorn.Config(
         guarded, http=prompt(), ws="none", lifespan="off", loop="asyncio", interface="asgi3", log_config=None,
         log_level="warning", access_log=False, server_header=False, proxy_headers=False,
         limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=GRACE_S,
         ssl_certfile=there.certificate, ssl_keyfile=there.key,
     )  # fmt: skip
+    server = Server(config)
+    server.late.daemon = True
     with listener, set_by_signals(Latch()):  # uvicorn raises the signal once more when it has ended
-        Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
+
+
+def _end_now() -> None:
+    """End the process at once. What a page was asked to change is done, or not, by the service that it asked."""
+    log.warning("ended while a page waits for an answer that does not come")
+    os._exit(0)
 
 
 def prompt() -> "type[asyncio.Protocol]":

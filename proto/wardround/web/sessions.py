@@ -33,6 +33,7 @@ class Session:
     peer: int | None = None  # the user of this machine who logged in, where the kernel says who that is
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     notice: str = ""  # shown on the next page, once
+    user: User | None = None  # of whom a provider told us; else the users' file knows
 
     def is_form_of(self, token: str) -> bool:
         """Whether a form was made for this session."""
@@ -47,14 +48,18 @@ class Sessions:
         self._lock = threading.Lock()
         self._held: dict[str, Session] = {}
 
-    def begin(self, user: User, peer: int | None = None) -> str:
-        """A new session of ``user`` at ``peer``; what its cookie says. The one that was idle longest makes room."""
+    def begin(self, user: User, peer: int | None = None, *, provided: bool = False) -> str:
+        """A new session of ``user`` at ``peer``; what its cookie says. The one that was idle longest makes room.
+
+        Args:
+            provided: a provider told us of the user, whom the users' file does not know.
+        """
         token, now = secrets.token_urlsafe(32), self._clock()
         with self._lock:
             self._held = {key: session for key, session in self._held.items() if self._lasts(session, now)}
             if len(self._held) >= MOST_SESSIONS:
                 del self._held[min(self._held, key=lambda key: self._held[key].seen)]
-            self._held[_key(token)] = Session(user.name, user.mark, now, now, peer)
+            self._held[_key(token)] = Session(user.name, user.mark, now, now, peer, user=user if provided else None)
         return token
 
     def find(self, token: str, peer: int | None = None, *, used: bool = True) -> Session | None:

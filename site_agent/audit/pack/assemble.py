@@ -28,7 +28,7 @@ from site_agent.state.directory import SiteState, now_text
 from site_agent.state.site import Site
 from wardround import __version__
 from wardround.errors import BadData, UsageProblem
-from wardround.records.ledger.entries import PolicyEntry
+from wardround.records.ledger.decided import PolicyEntry
 from wardround.records.ledger.lines import Line
 from wardround.signing import canonical
 

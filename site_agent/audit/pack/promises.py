@@ -10,11 +10,10 @@ from typing import Literal
 from site_agent.gateway.consent.facts import number, size
 from site_agent.gateway.policy.policy import Policy
 from site_agent.state.consent import APPROVED, Consent
+from wardround.records.ledger.decided import PolicyEntry, ReleasedEntry
 from wardround.records.ledger.entries import (
     ConsentEntry,
-    PolicyEntry,
     ReceiptEntry,
-    ReleasedEntry,
     ResendEntry,
     TensorRow,
     UploadEntry,

@@ -5,14 +5,16 @@ from pathlib import Path
 from site_agent import handoff
 from site_agent.gateway.consent.approvals import study_request
 from site_agent.gateway.consent.changes import differences
+from site_agent.gateway.policy import veto
 from site_agent.gateway.policy.decisions import decide, first_denial
-from site_agent.gateway.policy.policy import load
+from site_agent.gateway.policy.policy import Policy, load
 from site_agent.state.consent import APPROVED, Consent, data_changed
 from site_agent.state.directory import SiteState
 from site_agent.state.journal import Journal
 from site_agent.state.offer import Offer
 from wardround.errors import BadData, WardroundError
 from wardround.local import distributions
+from wardround.records.codes import VETO
 from wardround.records.plugins import refuse_other
 from wardround.records.trainer import FileDigests, FilesStatus, HashFiles, StatFiles
 
@@ -26,7 +28,7 @@ def hindrances(
     changes = differences(consent, offer)
     if changes or consent.state != APPROVED or journal.ended:
         return changes
-    changes = _policy(here.policy, coordinator, offer, consent) + _plugins(consent)
+    changes = _policy(here.policy, coordinator, offer, consent, journal) + _plugins(consent)
     if data_changed(consent, journal):
         return [
             *changes,
@@ -36,7 +38,7 @@ def hindrances(
     return changes + _data(here.root, consent, begun=journal.round > 0) if ask_trainer else changes
 
 
-def _policy(path: Path, coordinator: str, offer: Offer, consent: Consent) -> list[str]:
+def _policy(path: Path, coordinator: str, offer: Offer, consent: Consent, journal: Journal) -> list[str]:
     try:
         policy = load(path, offer.study)
     except WardroundError as error:
@@ -44,8 +46,18 @@ def _policy(path: Path, coordinator: str, offer: Offer, consent: Consent) -> lis
     request = study_request(offer, coordinator, consent.validation_rows, consent.exposure)
     denial = first_denial(decide(policy, request))
     if denial is None:
-        return []
+        return _veto(policy, journal)
     return [f"the policy denies {denial.what}: {denial.rule}; `site-agent policy explain {offer.study}`"]
+
+
+def _veto(policy: Policy, journal: Journal) -> list[str]:
+    if journal.declined != VETO or not veto.is_worse(policy.veto, journal):
+        return []
+    return [
+        f"this site vetoes the model that round {journal.round} begins with: its validation loss here is "
+        f"{float(journal.own_loss):.4g}, and the lowest before was {float(journal.lowest_loss):.4g}; the coordinator "
+        "knows neither; the study goes on here if `loss_rise` in [veto] of the policy is raised"
+    ]
 
 
 def _plugins(consent: Consent) -> list[str]:

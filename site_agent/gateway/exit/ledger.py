@@ -22,14 +22,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent.gateway.exit.evidence import Evidence, HostileReceipt
 from site_agent.gateway.exit.ledger_opening import FIRST_SEGMENT, HEADS, opened
-from site_agent.gateway.exit.ledger_state import Part, refuse_incomplete
+from site_agent.gateway.exit.ledger_state import LedgerState, Part, refuse_incomplete
 from site_agent.state.directory import now_text
 from wardround import __version__
 from wardround.errors import BadData, NeedsPerson, TryAgain
 from wardround.local import durable
 from wardround.local.rate_limit import RateLimit
 from wardround.records.codes import REFUSAL_CODES
-from wardround.records.ledger.base import Person
+from wardround.records.ledger.decided import PolicyEntry
 from wardround.records.ledger.entries import (
     BlockedEntry,
     CitedHead,
@@ -37,7 +37,6 @@ from wardround.records.ledger.entries import (
     Entry,
     GenesisEntry,
     Limited,
-    PolicyEntry,
     ReceiptEntry,
     RecoveredEntry,
     SessionEntry,
@@ -45,7 +44,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
-from wardround.records.ledger.secure import AgreedEntry, OpenedEntry
+from wardround.records.ledger.secure import AgreedEntry, OpenedEntry, SumCheckedEntry
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead, Receipt, judge, line_hash, next_head
 from wardround.records.update import LedgerStatement
 from wardround.signing import canonical
@@ -53,6 +52,7 @@ from wardround.signing.dsse import Envelope, keyid
 
 LIMITED = (SessionEntry.type, DeclareEntry.type, BlockedEntry.type)  # by none of these an update leaves
 AnyEntry = TypeVar("AnyEntry", bound=Entry)
+Known = TypeVar("Known")
 log = logging.getLogger(__name__)
 
 
@@ -313,30 +313,25 @@ class Ledger:
         with self._lock:
             return self._state.last.get((study, revision), (0, 0))
 
-    def is_held(self, study: str, revision: int, round_: int, update: str) -> bool:
-        """Whether the ledger says that this update waits, or waited, for a person."""
+    def says(self, question: Callable[[LedgerState], Known]) -> Known:
+        """What the lines so far answer to ``question``, while nobody writes. It changes nothing."""
         with self._lock:
-            return (study, revision, round_, update) in self._state.held
+            return question(self._state)
 
-    def release_decision(self, study: str, revision: int, round_: int, update: str) -> str:
-        """What a person decided about an update, by its digest: released, rejected, or "" while nobody did."""
+    def release_decision(self, study: str, revision: int, round_: int, update: str, persons: int) -> str:
+        """What people decided about an update, by its digest: released, by ``persons`` at least; rejected; or ""."""
         with self._lock:
-            return self._state.decided.get((study, revision, round_, update), "")
+            return self._state.release_decision((study, revision, round_, update), persons)
 
-    def ever_released(self, study: str, revision: int) -> bool:
-        """Whether a person has released an update of this study before."""
+    def agreed(self) -> list[tuple[AgreedEntry, bool]]:
+        """Every set that this site signed, which is what it has pledged, and whether it has opened it."""
         with self._lock:
-            return (study, revision) in self._state.released
+            return [(entry, key in self._state.opened) for key, entry in self._state.agreed.items()]
 
-    def agreed(self, study_sha256: str) -> list[AgreedEntry]:
-        """Every set that this site signed for a study, by its digest: what it has pledged."""
+    def last_sum(self, study_sha256: str) -> tuple[OpenedEntry | None, SumCheckedEntry | None]:
+        """What was opened last of a study, if its sum is not checked yet; the last check that found no other model."""
         with self._lock:
-            return [entry for entry in self._state.agreed.values() if entry.study_sha256 == study_sha256]
-
-    def unchecked(self, study_sha256: str) -> OpenedEntry | None:
-        """What was opened last of a study, if the sum of it is not checked yet."""
-        with self._lock:
-            return self._state.unchecked.get(study_sha256)
+            return self._state.unchecked.get(study_sha256), self._state.checked.get(study_sha256)
 
     @property
     def policy_sha256(self) -> str:
@@ -344,12 +339,12 @@ class Ledger:
         with self._lock:
             return self._state.policy
 
-    def note_policy(self, sha256: str, by: Person | None = None) -> None:
-        """Record the digest of the policy in force ("" for none) and who put it there, unless it was recorded last."""
+    def note_policy(self, policy: PolicyEntry) -> None:
+        """Record the policy in force, unless it was recorded last; what happened to it is filled in here."""
         with self._lock:
-            if sha256 != self._state.policy:
-                event = "removed" if not sha256 else ("changed" if self._state.policy else "seen")
-                self.append(PolicyEntry(event=event, sha256=sha256, by=by))
+            if policy.sha256 != self._state.policy:
+                event = "removed" if not policy.sha256 else ("changed" if self._state.policy else "seen")
+                self.append(replace(policy, event=event))
 
     def close(self) -> None:
         """Say what was left out, sign and close; after a failed disk, only close. Safe to repeat."""

@@ -12,16 +12,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.state.directory import COUNTS
 from wardround.errors import BadData
+from wardround.records.ledger.base import Person
+from wardround.records.ledger.decided import (
+    HeldEntry,
+    HoldEntry,
+    PolicyEntry,
+    ProposalEntry,
+    RejectedEntry,
+    ReleasedEntry,
+)
 from wardround.records.ledger.entries import (
     DeclareEntry,
     Entry,
     GenesisEntry,
-    HeldEntry,
-    HoldEntry,
     IdentityEntry,
-    PolicyEntry,
     ReceiptEntry,
-    ReleasedEntry,
     ResendEntry,
     UploadEntry,
 )
@@ -30,6 +35,8 @@ from wardround.records.ledger.secure import OTHER, AgreedEntry, OpenedEntry, Sum
 from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import EMPTY_HEAD, NOT_RECEIVED, Awaited, LedgerHead, next_head
 
+PROPOSED, TAKEN_BACK = "proposed", "taken back"  # what may have happened to a proposal
+Held = tuple[str, int, int, str]  # study, revision, round, digest of the update
 Part = str | tuple[str, int, int]  # a UTC day ("2026-01-31"), or a round: study, revision, round
 
 
@@ -53,7 +60,7 @@ def refuse_incomplete(entry: Entry) -> None:
             entry.refuse_no_receipt()
 
 
-def _update_of(hold: HoldEntry) -> tuple[str, int, int, str]:
+def _update_of(hold: HoldEntry) -> Held:
     if hold.revision is None or hold.round is None or hold.update is None:
         raise BadData("it names no update")
     return hold.study, hold.revision, hold.round, hold.update
@@ -68,18 +75,24 @@ class LedgerState:
         self.witnessed = 0  # lines under the last head that a receipt names
         self.ledger_id = ""
         self.policy = ""  # digest of the one in force
+        self.last_policy, self.policy_persons = "", 1  # the last that was none but "", and who must agree to another
+        self.proposal: ProposalEntry | None = None  # the policy to which not enough people have agreed yet
         self.receipt_key: Ed25519PublicKey | None = None
         self.open: dict[str, UploadEntry] = {}  # uploads without a receipt
         self.charges: dict[str, Charge] = {}  # of each of them
         self.bytes: Counter[Part] = Counter()  # payloads that may have left
         self.numbers: Counter[Part] = Counter()  # metrics and counts
         self.last: dict[tuple[str, int], tuple[int, int]] = {}  # (study, revision) -> its last round and attempt
-        self.held: set[tuple[str, int, int, str]] = set()  # study, revision, round, digest of the update
-        self.decided: dict[tuple[str, int, int, str], str] = {}  # the release decision on each
+        self.held: set[Held] = set()
+        self.rejected: set[Held] = set()
+        self.let_out: set[Held] = set()  # released, by as many as the policy wanted then
+        self.released_by: dict[Held, tuple[Person, ...]] = {}  # who would have each leave, enough of them or not
         self.released: set[tuple[str, int]] = set()  # studies of which an update was released
         self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
         self.agreed: dict[tuple[str, int], AgreedEntry] = {}  # (digest of the study, round) -> the set that was signed
+        self.opened: set[tuple[str, int]] = set()  # those of them that this site has opened
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
+        self.checked: dict[str, SumCheckedEntry] = {}  # digest of the study -> the sum that was checked last
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
         self._site = self._federation = self._ledger_key = ""
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
@@ -125,19 +138,29 @@ class LedgerState:
                 told = [own for place, own in enumerate(summary.sources or ()) if own and place not in absent]
                 self.summarized |= dict.fromkeys(told, (summary.request, line.ts))
             case PolicyEntry() as policy:
-                self.policy = policy.sha256 or ""
+                self._policy(policy)
+            case ProposalEntry() as proposal:
+                self.proposal = proposal if proposal.event == PROPOSED else None
             case HoldEntry() as hold:
                 self._hold(hold)
             case AgreedEntry() as agreed:
                 self.agreed[agreed.study_sha256, agreed.round] = agreed
             case OpenedEntry() as opened:
                 self.unchecked[opened.study_sha256] = opened
+                self.opened.add((opened.study_sha256, opened.round))
             case SumCheckedEntry() as checked if checked.result != OTHER:
                 self._checked(checked)
             case ReceiptEntry() as answer:
                 self._receipt(line.seq, answer)
         self.hashes.append(hash_of_line)
         self.heads.append(next_head(self.heads[-1], hash_of_line))
+
+    def release_decision(self, update: Held, persons: int) -> str:
+        """What people decided about an update: rejected; released, by so many at least; or "" while they did not."""
+        if update in self.rejected:
+            return RejectedEntry.type
+        enough = len(self.released_by.get(update, ())) >= persons or persons == 1
+        return ReleasedEntry.type if update in self.let_out and enough else ""
 
     def sent(self, upload_id: str, size: int) -> None:
         """Count no more than ``size`` bytes for the last line that let this upload out."""
@@ -172,16 +195,26 @@ class LedgerState:
             self.bytes[part] += entry.payload_bytes
         self.charges[entry.upload_id] = Charge(parts, entry.payload_bytes, tries)
 
+    def _policy(self, policy: PolicyEntry) -> None:
+        self.policy, self.proposal = policy.sha256 or "", None
+        if self.policy:
+            self.last_policy, self.policy_persons = self.policy, policy.persons or 1
+
     def _hold(self, hold: HoldEntry) -> None:
         key = _update_of(hold)
         if isinstance(hold, HeldEntry):
             self.held.add(key)
+        elif isinstance(hold, RejectedEntry):
+            self.rejected.add(key)
         else:
-            self.decided[key] = hold.type
+            by = (hold.by,) if hold.by is not None else ()
+            self.released_by[key] = (*self.released_by.get(key, ()), *by)
         if isinstance(hold, ReleasedEntry):
+            self.let_out.add(key)
             self.released.add(key[:2])
 
     def _checked(self, checked: SumCheckedEntry) -> None:
+        self.checked[checked.study_sha256] = checked
         opened = self.unchecked.get(checked.study_sha256)
         if opened is not None and opened.chosen == checked.chosen:
             del self.unchecked[checked.study_sha256]

@@ -2,7 +2,7 @@
 
 Judges only: no file, no network. Widened is what the study asks and the policy does not allow yet. Never touched:
 what a `deny` rule says, who may have a model that is this site's alone, whose plug-ins may run here, when a person
-releases updates, whose figures may leave, and what [secure_aggregation] says. These a person writes.
+releases updates, whose figures may leave, and what [veto] and [secure_aggregation] say. These a person writes.
 """
 
 import re

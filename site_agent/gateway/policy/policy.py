@@ -6,10 +6,12 @@
     [counts]    how exactly sample counts may be reported
     [models]    whether others may have a model that is this hospital's alone
     [quotas]    bytes and numbers, a round and a day
-    [release]   whether a person releases updates before they are sent
+    [release]   whether a person releases updates before they are sent, and how many different people must
     [approval]  how many different people approve a study before anything of it leaves
+    [policy]    how many different people must agree to another policy
     [plugins]   whose code may run here besides ours
     [statistics] for which requests a person may let figures of a table leave, and how coarse they are
+    [veto]      how much worse than before this site may find a new model
     [secure_aggregation] whether updates leave with masks alone, and which sums this site helps to open
 
 The policy passes or blocks, and never alters: a study that wants to report more than the policy allows is blocked, not
@@ -32,7 +34,7 @@ from wardround.tensors.manifests import ITEM_BYTES
 
 CHECK = "nothing leaves until it is right: edit it, then `site-agent policy check`"
 
-MOST_PERSONS = 5  # who approve one study
+MOST_PERSONS = 5  # who decide one thing
 Whole = Annotated[int, Field(strict=True, ge=0)]
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -100,12 +102,26 @@ class QuotaTable(Strict):
     numbers_per_day: Whole
 
 
+Persons = Annotated[int, Field(strict=True, ge=1, le=MOST_PERSONS)]
+
+
 class ReleaseTable(Strict):
     updates: Literal["none", "first", "every"] = "none"
+    persons: Persons = 1
+
+    @model_validator(mode="after")
+    def _counted(self) -> Self:
+        if self.persons > 1 and self.updates == "none":
+            raise ValueError(f'`persons` {self.persons} counts nothing while `updates` is "none": nobody is asked')
+        return self
 
 
 class ApprovalTable(Strict):
-    persons: int = Field(default=1, ge=1, le=MOST_PERSONS, strict=True)
+    persons: Persons = 1
+
+
+class PolicyTable(Strict):
+    persons: Persons = 1
 
 
 class StatisticsTable(Strict):
@@ -113,6 +129,12 @@ class StatisticsTable(Strict):
     deny: tuple[Pattern, ...] = ()  # columns of which nothing is told, as a request or this site calls them
     min_count: int = Field(default=10, ge=LEAST_COUNT, le=LARGEST_COUNT, strict=True)
     digits: int = Field(default=3, ge=1, le=MOST_DIGITS, strict=True)
+
+
+class VetoTable(Strict):
+    """By how much this site's own validation loss of a new model may be above the lowest before; None: by anything."""
+
+    loss_rise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
 class SecureAggregationTable(Strict):
@@ -144,6 +166,8 @@ class Policy(Strict):
     plugins: PluginTable = PluginTable()
     statistics: StatisticsTable = StatisticsTable()
     approval: ApprovalTable = ApprovalTable()
+    policy: PolicyTable = PolicyTable()
+    veto: VetoTable = VetoTable()
     secure_aggregation: SecureAggregationTable = SecureAggregationTable()
 
 

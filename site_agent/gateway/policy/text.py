@@ -18,8 +18,11 @@ def lines(policy: Policy, request: StudyRequest) -> dict[str, str]:
     denial = first_denial(decide(policy, request))
     verdict = "allows all of it" if denial is None else f"DENIES {denial.what}: {denial.rule}"
     more = {"approval"} if policy.approval.persons > 1 else set()
+    more |= {"veto"} if policy.veto.loss_rise is not None else set()
     more |= {"secure_aggregation"} if request.secure or policy.secure_aggregation.required else set()
     tables = policy.model_dump(mode="json", include={"quotas", "release", "models"} | more)
+    if policy.release.persons == 1:
+        del tables["release"]["persons"]
     return {"verdict": verdict} | {
         f"{table}.{key}": _quota(value) for table, content in tables.items() for key, value in content.items()
     }

@@ -21,6 +21,7 @@ from fl_algorithms.engine.hardware import Hardware
 from fl_algorithms.engine.selection import SELECTED, Kept, selected
 from fl_algorithms.engine.session import Checkpoint, RoundResult
 from fl_algorithms.engine.training import Progress
+from fl_algorithms.rows import VAL_LOSS
 from fl_algorithms.tasks.base import SiteData
 from site_agent.handoff import staged
 from site_agent.trainer.rounds import describing, examining, predictions, programs
@@ -254,6 +255,7 @@ def _reported(study: Installed, result: RoundResult) -> records.Validated:
     return records.Validated(
         num_examples=form.count(trained), num_validation=form.count(result.num_validation),
         metrics={name: form.metric(name, result.metrics.get(name)) for name in form.metrics},
+        own_loss="" if (loss := result.metrics[VAL_LOSS]) is None else repr(loss),
     )  # fmt: skip
 
 

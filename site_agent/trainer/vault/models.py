@@ -8,7 +8,7 @@ from site_agent.trainer.data.sources import protected
 from site_agent.trainer.vault.cards import CARD_FILE, MODEL_FILE, PREPROCESSING_FILE, Card, CheckpointFile, read
 from site_agent.trainer.vault.states import Vault, study_folder
 from wardround.errors import UsageProblem
-from wardround.local import durable, outputs
+from wardround.local import outputs
 from wardround.records.study import StudyFile
 from wardround.records.trainer import CHECKPOINT_KINDS, Checkpoints, Exported
 from wardround.signing import canonical
@@ -66,14 +66,12 @@ def export(state: Path, study: str, kind: str, out: Path, *, force: bool = False
     vault, kept = checkpoint(state, study, kind)
     kept.verify_model()
     document = vault.document()
-    files = {MODEL_FILE: read(kept.model), CARD_FILE: kept.card.to_text().encode() + b"\n"}  # the card inside it
+    files = {CARD_FILE: kept.card.to_text().encode() + b"\n"}  # the card inside the model, which counts
     files[PREPROCESSING_FILE] = read(kept.folder / PREPROCESSING_FILE)
     files[STUDY_FILE] = canonical.dumps(document)
     files[PAGE_FILE] = page(kept.card, StudyFile.from_document(document)).encode()
-    durable.make_folder(out)
-    for name, data in files.items():
-        outputs.write(out / name, data, force=force, keep=protected(state))
-    return Exported(files=[str(out / name) for name in files])
+    files[MODEL_FILE] = read(kept.folder / MODEL_FILE)
+    return Exported(files=[str(file) for file in outputs.fill(out, files, force=force, keep=protected(state))])
 
 
 def page(card: Card, study: StudyFile) -> str:

@@ -9,6 +9,14 @@ from functools import cached_property
 
 from wardround.errors import BadData
 from wardround.records.ledger.base import BaseEntry, Person
+from wardround.records.ledger.decided import (
+    EndorsedEntry,
+    HeldEntry,
+    PolicyEntry,
+    ProposalEntry,
+    RejectedEntry,
+    ReleasedEntry,
+)
 from wardround.records.ledger.form import Digest, Record, Unjudged, encoded
 from wardround.records.ledger.secure import (
     AgreedEntry,
@@ -139,16 +147,6 @@ class SessionEntry(LimitedEntry):
     event: str  # opened, closed
     peer: str | None = None
     bytes_up: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyEntry(BaseEntry):
-    """Another policy is in force. ``by``: who put it in force; None where the file was written without a command."""
-
-    type = "policy"
-    event: str  # seen, changed, removed
-    sha256: Unjudged | None = None  # "" for none
-    by: Person | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,39 +315,6 @@ class BlockedEntry(LimitedEntry):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HoldEntry(BaseEntry):
-    """An update that a person must decide about: ``update`` is the digest of all that would leave."""
-
-    study: str
-    revision: int | None = None
-    round: int | None = None
-    attempt: int | None = None
-    update: Digest | None = None
-    by: Person | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldEntry(HoldEntry):
-    """It waits for a person."""
-
-    type = "held"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReleasedEntry(HoldEntry):
-    """A release decision: it may leave."""
-
-    type = "released"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RejectedEntry(HoldEntry):
-    """A release decision: it does not leave."""
-
-    type = "rejected"
-
-
-@dataclass(frozen=True, kw_only=True)
 class LeftEntry(BaseEntry):
     """The membership ended."""
 
@@ -373,9 +338,9 @@ class UnknownEntry(BaseEntry):
 
 
 Entry = (
-    GenesisEntry | IdentityEntry | SessionEntry | PolicyEntry | ConsentEntry | DeclareEntry | SummaryEntry
-    | ControlEntry | UploadEntry | ResendEntry | ReceiptEntry | BlockedEntry | HeldEntry | ReleasedEntry
-    | RejectedEntry | LeftEntry | RecoveredEntry | PeerEntry | KeysEntry | AgreedEntry | OpenedEntry | SumCheckedEntry
-    | UnknownEntry
+    GenesisEntry | IdentityEntry | SessionEntry | PolicyEntry | ProposalEntry | ConsentEntry | DeclareEntry
+    | SummaryEntry | ControlEntry | UploadEntry | ResendEntry | ReceiptEntry | BlockedEntry | HeldEntry | EndorsedEntry
+    | ReleasedEntry | RejectedEntry | LeftEntry | RecoveredEntry | PeerEntry | KeysEntry | AgreedEntry | OpenedEntry
+    | SumCheckedEntry | UnknownEntry
 )  # fmt: skip
 Limited = SessionEntry | DeclareEntry | BlockedEntry  # each LimitedEntry

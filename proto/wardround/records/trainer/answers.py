@@ -226,11 +226,15 @@ class Drafted(Answer):
 
 
 class Validated(Answer):
-    """The numbers of a round, in the form that the study says."""
+    """The numbers of a round, in the form that the study says.
+
+    ``own_loss``: the downloaded model's, on this site's validation rows, exactly; "" where there are none. It stays.
+    """
 
     num_examples: Reported
     num_validation: Reported
     metrics: Annotated[dict[Metric, Value], Field(max_length=64)]
+    own_loss: Value = ""
 
 
 class Trained(Validated):
