@@ -344,11 +344,11 @@ def test_export_copies_model_card_preprocessing_and_study_and_writes_a_page(tmp_
     keep_model(vault, 1)
     exported = models.export(tmp_path, "small", "latest", tmp_path.with_name(f"{tmp_path.name}-out"))
     files = [Path(file) for file in exported.files]
-    names = ["model.safetensors", "card.json", "preprocessing.json", "study.json", "MODEL_CARD.md"]
+    names = ["card.json", "preprocessing.json", "study.json", "MODEL_CARD.md", "model.safetensors"]
     assert [file.name for file in files] == names
-    assert json.loads(files[3].read_text()) == study
-    with TensorFile(files[0]) as model:
-        assert model.manifest().digest() == json.loads(files[1].read_text())["model_digest"]
+    assert json.loads(files[2].read_text()) == study
+    with TensorFile(files[4]) as model:
+        assert model.manifest().digest() == json.loads(files[0].read_text())["model_digest"]
 
 
 def test_missing_models_are_told_with_what_there_is(vault: Vault, tmp_path: Path) -> None:
