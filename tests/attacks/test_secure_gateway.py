@@ -11,10 +11,13 @@ import pytest
 
 from site_agent import audit
 from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit import egress
 from site_agent.gateway.secure import checking, terms
 from site_agent.gateway.secure.due import MOST
-from tests.secure_world import public
+from site_agent.state.directory import SiteState
+from tests.secure_world import key_of, public
 from tests.site_agent import secure_sites
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
@@ -46,24 +49,6 @@ def test_a_second_opening_of_a_round_after_a_restart(world: SecureSites) -> None
     hospital = world.hospitals["bergen"]
     assert [line["attempt"] for line in hospital.lines("agreed")] == [1]
     assert hospital.declined
-    with pytest.raises(TryAgain):
-        coordinator.unmasking(world.attempt)
-
-
-@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/exit/pledged.py")
-def test_a_second_set_of_a_round_after_a_ledger_rollover(world: SecureSites) -> None:
-    """A coordinator can make a site roll its ledger over: what it signed before counts all the same."""
-    world.run(1)
-    for site in world.sites:
-        world.check(site, 2)
-        world.hospitals[site] = world.hospitals[site].roll_over()
-    world.models.pop()
-    world.open(1, attempt=2)
-    world.upload(1, world.sites, attempt=2)
-    world.agree(world.sites)
-    for hospital in world.hospitals.values():
-        assert hospital.declined == ["this site has signed another set for round 1 and signs no second one"]
-        assert not hospital.lines("agreed")
     with pytest.raises(TryAgain):
         coordinator.unmasking(world.attempt)
 
@@ -232,6 +217,35 @@ def test_another_revision_from_the_same_model_with_one_site_less(tmp_path: Path)
         world.unmask(there)
         assert not np.array_equal(total - world.total, alone), "dublin's update is the difference of two sums"
     assert all("of the study with digest" in one and "began with the same model" in one for (one,) in told)
+    assert not world.attempt.agreements
+    world.close()
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/exit/pledged.py")
+def test_a_second_set_after_the_ledgers_were_rolled_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of round 1 is opened. Then the coordinator takes three ledgers no longer, so that their people begin new
+    ones, as the hint says, in which no set was ever signed: round 1 again, without dublin."""
+    world = SecureSites(tmp_path, ("amsterdam", "bergen", "charite", "dublin"))
+    world.run(1)
+    there = ("amsterdam", "bergen", "charite")
+    monkeypatch.setattr(SiteState, "site", lambda self: None)
+    for site in there:
+        world.check(site, 2)
+        hospital = world.hospitals[site]
+        hospital.ledger.close()
+        key = key_of(site)
+        monkeypatch.setattr(Identity, "ledger_key", lambda self, key=key: key)
+        roll_over(hospital.state)
+        world.hospitals[site] = hospital.restart()
+        assert not world.hospitals[site].lines("agreed")
+    world.models.pop()
+    world.open(1, attempt=2, sites=there)
+    world.upload(1, there, attempt=2)
+    world.agree(there)
+    for site in there:
+        assert world.hospitals[site].declined == [
+            "this site has signed another set for round 1 and signs no second one"
+        ]
     assert not world.attempt.agreements
     world.close()
 

@@ -21,7 +21,8 @@ from wardround.records.receipts import line_hash
 from wardround.signing.dsse import Envelope
 
 FIRST_SEGMENT = "000001.jsonl"
-LEDGER_ID = re.compile("[0-9a-f]{32}")
+LEDGER_ID = re.compile(r"[0-9a-f]{32}")
+MOST_OLDER = 100  # ledgers that continue each other
 HEADS = "heads.jsonl"
 
 
@@ -52,7 +53,7 @@ def opened(folder: Path) -> Opened:
     return Opened(state, len(torn), signed, sum(sizes[signed:]))
 
 
-def _whole_lines(segment: Path, data: bytes) -> tuple[LedgerState, list[int]]:
+def _whole_lines(segment: Path, data: bytes, most: int = MOST_OLDER) -> tuple[LedgerState, list[int]]:
     """What the lines say that follow each other, and the bytes of each. Of the last line only what is no line at all,
     torn by a crash, is left out. What the ledgers before say of sums is remembered with it."""
     state, sizes = LedgerState(), list[int]()
@@ -68,19 +69,19 @@ def _whole_lines(segment: Path, data: bytes) -> tuple[LedgerState, list[int]]:
         except BadData as error:
             raise broken(segment, f"line {number} of {len(lines)} has not its form: {error.message}") from None
         if number == 1 and state.continues is not None:
-            state.remember(_before(segment, state.continues))
+            state.remember(_before(segment, state.continues, most))
         sizes.append(len(line) + 1)
     return state, sizes
 
 
-def _before(segment: Path, cited: CitedHead) -> LedgerState:
+def _before(segment: Path, cited: CitedHead, most: int) -> LedgerState:
     """A ledger that another one continues, where `audit rollover` left it, and those before it."""
     older = segment.parent.parent / f"ledger-{cited.ledger_id}" / FIRST_SEGMENT
-    if not LEDGER_ID.fullmatch(cited.ledger_id) or not older.exists():
+    if not LEDGER_ID.fullmatch(cited.ledger_id) or not older.exists() or most == 0:
         state = LedgerState()
         state.missing = cited.ledger_id
         return state
-    state, _ = _whole_lines(older, older.read_bytes())
+    state, _ = _whole_lines(older, older.read_bytes(), most - 1)
     if state.heads[cited.lines : cited.lines + 1] != [cited.head]:
         raise broken(older, f"its first {cited.lines} lines are not those that the next ledger continues")
     return state
