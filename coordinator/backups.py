@@ -32,6 +32,7 @@ from wardround.errors import BadData, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
 from wardround.local.durable import StateLock, make_folder, move, remove, write_file
+from wardround.local.half_written import is_half_written
 from wardround.records.schema import Strict, check, read_toml
 from wardround.tensors.manifests import CHUNK
 
@@ -130,7 +131,7 @@ def put_back(backup: Path, state: State, storage: Storage = Storage(), password:
         NeedsPerson: a newer program made it, or the database on the server is not empty.
     """
     mark = state.root / UNFINISHED
-    if directory.exists(state.root) and not mark.exists() and (not state.root.is_dir() or any(state.root.iterdir())):
+    if directory.exists(state.root) and not mark.exists() and not _is_empty(state.root):
         raise UsageProblem(
             f"{state.root} is there already; nothing was changed",
             hint=f"keep it aside first: `mv {quoted(state.root)} {quoted(state.root)}.old`",
@@ -155,6 +156,11 @@ def put_back(backup: Path, state: State, storage: Storage = Storage(), password:
     write_config(state, config.model_copy(update={"storage": storage}))  # which completes it
     remove(mark)
     return contents
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing is in it, but perhaps what a restore that was killed at once had half written."""
+    return folder.is_dir() and all(map(is_half_written, folder.iterdir()))
 
 
 def _share(state: State, storage: Storage, contents: Contents) -> None:

@@ -23,7 +23,21 @@ from wardround.errors import NeedsPerson
 from wardround.local.distributions import IMPORTABLE, Distribution, refuse_changed
 
 
-class _Source(SourceFileLoader):
+class _Pinned:
+    """What both kinds of module have: the file at ``path`` must have this SHA-256."""
+
+    path: str
+    _sha256: str
+
+    def is_of(self, distribution: Distribution) -> bool:
+        """Whether the distribution brought it, in these bytes."""
+        return any(
+            self._sha256 == sha256 and self.path == str(distribution.folder / place)
+            for place, sha256 in distribution.files.items()
+        )
+
+
+class _Source(_Pinned, SourceFileLoader):
     """A module whose source has this SHA-256."""
 
     def __init__(self, name: str, path: str, sha256: str) -> None:
@@ -38,7 +52,7 @@ class _Source(SourceFileLoader):
         return code
 
 
-class _Extension(ExtensionFileLoader):
+class _Extension(_Pinned, ExtensionFileLoader):
     """A compiled module whose file has this SHA-256."""
 
     def __init__(self, name: str, path: str, sha256: str) -> None:
@@ -77,7 +91,7 @@ def admit(distribution: Distribution) -> None:
 
     Raises:
         BadData: one of its files is not what was installed.
-        NeedsPerson: this process has imported another build of it.
+        NeedsPerson: this process has imported another build of it, or a module of its name otherwise.
     """
     before = _FINDER.admitted.get(distribution.name)
     if before is not None and before.sha256 != distribution.sha256:
@@ -88,9 +102,30 @@ def admit(distribution: Distribution) -> None:
             code="DECLINED_MODEL_MISMATCH",
         )
     refuse_changed(distribution)
+    _refuse_imported(distribution)
     _FINDER.admitted[distribution.name] = distribution
     if _FINDER not in sys.meta_path:
         sys.meta_path.insert(0, _FINDER)
+
+
+def _refuse_imported(distribution: Distribution) -> None:
+    """Raises NeedsPerson: a module of its names is in memory that came otherwise, as where another plug-in imported it
+    before it was pinned: nobody looked at what was executed.
+    """
+    for name, module in sorted(sys.modules.items()):
+        if name.partition(".")[0] not in distribution.packages:
+            continue
+        spec = getattr(module, "__spec__", None)
+        if spec is not None and spec.origin is None and spec.submodule_search_locations is not None:
+            continue  # a folder inside a package: nothing was executed
+        loader = getattr(spec, "loader", None)
+        if not (isinstance(loader, _Source | _Extension) and loader.is_of(distribution)):
+            raise NeedsPerson(
+                f"plug-in {distribution}: this process has imported a module `{name}` before, and not from what "
+                f"{distribution.name} brought",
+                hint="start it again, so that it imports the one that is pinned",
+                code="DECLINED_MODEL_MISMATCH",
+            )
 
 
 def admitted() -> list[Distribution]:

@@ -9,6 +9,7 @@ end in time or with another code, or a study did not come out as if nothing had 
 """
 
 import argparse
+import datetime
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tools.evidence_year import Clock
 from tools.faults import PARTS, Disturbed, Plan, Stuck, Template, undisturbed
 
 BOUND_S = 40
@@ -58,15 +60,18 @@ def spread(taken: list[float]) -> tuple[float, float, float]:
 class Ender:
     """Ends one part after the other while it is asked to ``act``."""
 
-    def __init__(self, world: Disturbed, chance: random.Random, stops: int, bound_s: float, tally: Tally) -> None:
+    def __init__(
+        self, world: Disturbed, chance: random.Random, stops: int, bound_s: float, only: Sequence[str], tally: Tally
+    ) -> None:
         self._world, self._chance, self._stops, self._tally = world, chance, stops, tally
         self._bound_s = bound_s
+        self._parts = only or ("coordinator", *world.parts)
         self._next = time.monotonic() + chance.uniform(0, LATEST_S)
 
     def act(self) -> None:
         if self._tally.total >= self._stops or time.monotonic() < self._next:
             return
-        part = self._chance.choice(("coordinator", *self._world.parts))
+        part = self._chance.choice(self._parts)
         unit = part if part == "coordinator" else f"{part}:{self._chance.choice(self._world.plan.names)}"
         self._end(part, unit)
         self._world.spawn(unit)
@@ -91,7 +96,9 @@ def campaign(
     stops: int,
     seed: int,
     parts: Sequence[str] = PARTS,
+    only: Sequence[str] = (),
     bound_s: float = BOUND_S,
+    moved: bool = False,
     minutes: float = 1e6,
     kept: Path | None = None,
 ) -> Tally:
@@ -99,8 +106,12 @@ def campaign(
     ends = time.monotonic() + 60 * minutes
     tally = Tally()
     with Disturbed(template.copy(), template.plan, parts) as world:
+        if moved:
+            clock = Clock(world.state / "clock")
+            clock.move(datetime.timedelta(days=1))
+            world.environment = clock.environment
         world.begin()
-        ender = Ender(world, random.Random(seed), stops, bound_s, tally)
+        ender = Ender(world, random.Random(seed), stops, bound_s, only, tally)
         for study in template.plan.study_names:
             try:
                 world.until(study, lambda status: False, act=ender.act)
@@ -122,6 +133,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="of each study")
     parser.add_argument("--studies", type=int, default=4)
     parser.add_argument("--whole", action="store_true", help="each site as one program that has its trainer with it")
+    parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="end none but these")
+    parser.add_argument("--moved-clock", action="store_true", help="with `libfaketime`, as in a year")
     parser.add_argument("--bound", type=float, default=BOUND_S, help="seconds in which each must end")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no further study after this time")
     parser.add_argument("--seed", type=int, default=1)
@@ -131,7 +144,8 @@ def main() -> None:
         template = Template(Path(folder), Plan(sites=2, rounds=chosen.rounds, studies=chosen.studies))
         tally = campaign(
             template, undisturbed(template), stops=chosen.stops, seed=chosen.seed,
-            parts=("agent",) if chosen.whole else PARTS, bound_s=chosen.bound, minutes=chosen.minutes,
+            parts=("agent",) if chosen.whole else PARTS, only=chosen.only,
+            bound_s=chosen.bound, moved=chosen.moved_clock, minutes=chosen.minutes,
             kept=chosen.keep,
         )  # fmt: skip
     print(json.dumps({

@@ -1,5 +1,6 @@
 """What the three commands share: errors become a sentence, a hint and an exit code; results go to stdout."""
 
+import errno
 import getpass
 import json
 import os
@@ -14,13 +15,27 @@ import typer
 from typer.core import TyperGroup
 
 from wardround import __version__
-from wardround.errors import BadData, NeedsPerson, UsageProblem, WardroundError
+from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem, WardroundError
 from wardround.local import memory
 from wardround.local.directory import default_state, described_default
 from wardround.terminal import escaped, screened
 
 SITE_EXTRA = ("torch", "torchvision", "sklearn")
 INSTALL_SITE = "`pip install 'wardround[site]'`"
+OF_THE_MACHINE = frozenset(
+    {
+        errno.EIO,
+        errno.EUCLEAN,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ESTALE,
+    }
+)  # fmt: skip  its disk, or its room: no fault of the program, wherever it is met
+MACHINE_HINT = "check the disk, free space and this machine's log, then give the command again"
 USAGE, CRASH, INTERRUPTED = UsageProblem.exit_code, 70, 130
 READER_GONE = 141  # as of a program that SIGPIPE ended: what was printed is not the whole answer
 STATELESS = (  # without a --state
@@ -149,6 +164,9 @@ def _run(app: typer.Typer) -> NoReturn:
         if isinstance(error, ModuleNotFoundError) and error.name in SITE_EXTRA:
             say_error(NeedsPerson(f"this needs {error.name}, which is not installed", hint=INSTALL_SITE))
             sys.exit(NeedsPerson.exit_code)
+        if isinstance(error, OSError) and error.errno in OF_THE_MACHINE:
+            say_error(CannotWrite(f"{error.filename or 'this machine'}: {error.strerror}", hint=MACHINE_HINT))
+            sys.exit(CannotWrite.exit_code)
         if os.environ.get("WARDROUND_DEBUG"):
             traceback.print_exc()
         print(f"error: this is a fault in the program: {type(error).__name__}: {error}", file=sys.stderr)

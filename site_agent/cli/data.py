@@ -62,7 +62,7 @@ def data_map(
     study: Annotated[str, typer.Option("--study", metavar="ID", help="The study to draft it for.")] = "",
 ) -> None:
     """Say how a table's columns, codes, units and dates become a study's: draft a mapping to edit, or name one."""
-    from site_agent.gateway.exit.enforcement import refuse_plugins
+    from site_agent.gateway.policy.refusing import refuse_plugins
 
     site_state = SiteState(state)
     site_state.require_used()
@@ -91,7 +91,7 @@ def data_check(
     as_json: Json = False,
 ) -> None:
     """Read data as a study would, in an isolated process, and say all that does not fit, or what it makes of it."""
-    from site_agent.gateway.exit.enforcement import refuse_plugins
+    from site_agent.gateway.policy.refusing import refuse_plugins
 
     site_state = SiteState(state)
     site = site_state.site().site

@@ -46,8 +46,8 @@ def fit(
 
 def _found(here: "SiteState", offer: "Offer", site: str, data: str) -> "Fit":
     """What ``CommandHandler.fit`` would tell."""
-    from site_agent.gateway.exit.enforcement import refuse_plugins
     from site_agent.gateway.fitting import fit_of
+    from site_agent.gateway.policy.refusing import refuse_plugins
     from site_agent.handoff import ask
     from wardround.records.trainer import Examine
 

@@ -22,7 +22,7 @@ from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import consent_entry, person_entry
 from site_agent.gateway.endorsing import approved_together, take_back
 from site_agent.gateway.exit import receipt_copy
-from site_agent.gateway.exit.enforcement import PolicyEnforcement, refuse_plugins, refuse_study
+from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.fitting import declaration_of, declaration_of_fit, fit_of, form_of
 from site_agent.gateway.peer_requests import ShownSum
@@ -30,6 +30,7 @@ from site_agent.gateway.peers import KnownPeers
 from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
 from site_agent.gateway.policy.policy import load
+from site_agent.gateway.policy.refusing import refuse_plugins, refuse_study
 from site_agent.gateway.releasing import Releases
 from site_agent.gateway.requests import Fit
 from site_agent.gateway.secure.attempts import Attempts

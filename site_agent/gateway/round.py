@@ -127,7 +127,7 @@ class Rounds:
     def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         """An update's way, from what is asked to its receipt. Returns whether it waits for a person."""
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
-        consents.require(consent, assignment.study, self._state.offer(assignment.study).digest)
+        consents.require_offered(consent, self._state.offer(assignment.study), assignment)
         self._refuse_disputed(assignment)
         last = self._caught_up(self._state.journal(assignment.study), interrupt)
         consents.refuse_beyond(consent, assignment, *self._reached(last, consent))

@@ -11,7 +11,7 @@ from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import person_entry
 from site_agent.gateway.monitoring import Monitoring
 from site_agent.gateway.request_form import Answer, Done
-from site_agent.gateway.trainer_process import TrainerProcess
+from site_agent.gateway.trainer_process import TrainerApart, TrainerProcess
 from site_agent.state import formats
 from site_agent.state.directory import SiteState
 from site_agent.state.person import Person, behind
@@ -45,7 +45,7 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
         formats.bring_forward(state.root)
         state.site()
         state.make_folders()
-        trainer = TrainerProcess(state.root, options) if with_trainer else None
+        trainer = TrainerProcess(state.root, options) if with_trainer else TrainerApart(state.root)
         try:
             agent = Agent(state)
             try:
@@ -53,15 +53,12 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
             finally:
                 agent.stop()
         finally:
-            if trainer is not None:
-                trainer.stop()
+            trainer.stop()
 
 
-def _serve(state: SiteState, agent: Agent, trainer: TrainerProcess | None, metrics: str) -> None:
-    dispatcher = RequestDispatcher(state, agent)
-    if trainer is not None:
-        trainer.keep(agent.fail)
-        dispatcher = RequestDispatcher(state, agent, lambda: trainer.problem)
+def _serve(state: SiteState, agent: Agent, trainer: TrainerProcess | TrainerApart, metrics: str) -> None:
+    trainer.keep(agent.fail)
+    dispatcher = RequestDispatcher(state, agent, lambda: trainer.problem)
     server = control.ControlServer(state.control, dispatcher.answer_document, fatal=agent.fail)
     monitoring = Monitoring(state, dispatcher.status)
     try:

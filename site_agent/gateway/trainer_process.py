@@ -1,4 +1,4 @@
-"""The trainer's listener as a child of the gateway: started again where it ends, is stopped or hangs."""
+"""The trainer's listener: a child of the gateway, started again where it ends or hangs; or apart, and watched."""
 
 import ctypes
 import logging
@@ -150,6 +150,45 @@ class TrainerProcess:
         if not ready or not control.is_listening(trainer_socket(self._state)):
             self._process.kill()
             raise Unavailable("the trainer's listener did not start", hint="its last words are above")
+
+
+class TrainerApart:
+    """A listener that somebody else starts (``--only trainer``): it is said when it does not answer, and when it does
+    again. Whoever started it must start it again."""
+
+    def __init__(self, state: Path, look_s: float = LOOK_S, silent_s: float = liveness.SILENT_S) -> None:
+        self._trainer = Trainer(state)
+        self._look_s, self._silent_s = look_s, silent_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="trainer-watch", daemon=True)
+        self.problem = ""  # as of ``TrainerProcess``
+
+    def keep(self, _: Callable[[WardroundError], object]) -> None:
+        """From now on look at it. Nothing that it does ends the gateway."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look at it no more."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        heard = time.monotonic()
+        while not self._stopping.wait(self._look_s):
+            if self._trainer.answers():
+                heard = time.monotonic()
+                if self.problem:
+                    self.problem = ""
+                    log.info("the trainer's listener answers again")
+            elif not self.problem and time.monotonic() - heard >= self._silent_s:
+                problem = f"the trainer's listener has not answered for {self._silent_s:g} s"
+                log.error(
+                    "%s: it is stopped, hangs, or has ended, and nothing is trained here; start it again, for instance "
+                    "`systemctl restart wardround-trainer`",
+                    problem,
+                )
+                self.problem = problem
 
 
 def _close(process: "subprocess.Popen[str]") -> None:

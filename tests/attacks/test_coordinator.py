@@ -120,6 +120,17 @@ def test_rounds_beyond_consent(site: SiteWorld) -> None:
     refused_beyond(site, 1)
 
 
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/consent/approvals.py")
+def test_another_model_to_begin_with(site: SiteWorld) -> None:
+    """The model that a study begins with is in the digest that people approved; another one was trained on."""
+    site.ready()
+    site.coordinator.models[0] = site.another_model(seed=1)
+    site.coordinator.assign(STUDY, 1)
+    site.coordinator.wait_declared("DECLINED", "DECLINED_MODEL_MISMATCH")
+    assert not site.coordinator.uploads
+    assert not site.lines("upload")
+
+
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/consent/approvals.py")
 def test_rounds_beyond_consent__validations(site: SiteWorld) -> None:
     """Numbers of models that the coordinator chooses, without a byte of an update: 40 were answered."""

@@ -1,5 +1,6 @@
 """Attacks by code that is not ours: by whoever makes a plug-in, changes one after it was approved, or names one."""
 
+import importlib
 import importlib.util
 import marshal
 import struct
@@ -109,6 +110,33 @@ def test_other_study_runs_what_this_process_imported(hospital: Hospital, folder:
     assert refusal.value.hint == "start it again, so that it imports the one that is installed"
 
 
+@pytest.mark.attack(promise="P13", refused_by="fl_algorithms/pinned_imports.py")
+def test_imported_before_it_was_pinned(hospital: Hospital, tmp_path: Path) -> None:
+    """Another plug-in imports this one as what it needs, as Python does it: from a folder that is searched before. Then
+    a study that pins it comes to the same warm trainer, and its files are right: what ran is what was in memory.
+    """
+    earlier = tmp_path / "earlier" / "lungnets"
+    earlier.mkdir(parents=True)
+    for path, text in FILES.items():
+        (earlier / Path(path).name).write_text(text + "# looked at by nobody\n")
+    with another_process():
+        sys.path.insert(0, str(earlier.parent))
+        try:
+            importlib.import_module("lungnets.network")
+        finally:
+            sys.path.remove(str(earlier.parent))
+        importlib.invalidate_caches()
+        hospital = hospital.restarted()
+        with pytest.raises(NeedsPerson) as refusal:
+            hospital.train(1)
+        assert refusal.value.message == (
+            "plug-in lungnets 1.2: this process has imported a module `lungnets` before, and not from what lungnets "
+            "brought"
+        )
+    with another_process():
+        hospital.restarted().train(1)
+
+
 @pytest.mark.attack(promise="P13", refused_by="proto/wardround/local/distributions.py")
 @pytest.mark.parametrize("place", ["lungnets/more.py", "lungnets/network/__init__.py", "lungnets/network.pyc"])
 def test_file_beside_the_pinned_ones(hospital: Hospital, folder: Path, place: str) -> None:
@@ -210,7 +238,7 @@ def allow(site: SiteWorld) -> None:
     site.draft((f"# {plugin.line}", plugin.line))
 
 
-@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/exit/enforcement.py")
+@pytest.mark.attack(promise="P3", refused_by="site_agent/gateway/policy/refusing.py")
 def test_plugin_imported_by_the_gateway(site: SiteWorld, folder: Path, tmp_path: Path) -> None:
     """The process with the network would run the code of others: with an offer, a preview, an approval, a round, a
     status. Until the policy allows it, not even the trainer is asked.

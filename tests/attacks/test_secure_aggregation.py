@@ -14,10 +14,10 @@ import pytest
 
 from tests.secure_world import NAMES, World, key_of, laid_open, leaks, leaks_of, public, submissions_of, until_vectors
 from wardround.errors import BadData, NotPermitted, TryAgain, WardroundError
-from wardround.secure import coordinator, site
-from wardround.secure.keys import Secrets, agreed, derive, public_of
+from wardround.secure import coordinator, shamir, site
+from wardround.secure.keys import SELF_MASK, Secrets, agreed, commitment, derive, public_of
 from wardround.secure.layout import TENSORS, digests
-from wardround.secure.opening import Group, OpenedSecrets, own_masks, remaining
+from wardround.secure.opening import Group, OpenedSecrets, combined, own_masks, remaining
 from wardround.secure.policy import Pledges, Policy
 from wardround.secure.rules import Rules
 from wardround.secure.statements import Agreement, Context, Keys, Opened, Roster, Submission, read, set_digest, signed
@@ -402,6 +402,37 @@ def test_a_member_that_deals_wrong_shares_stops_the_round_and_lays_nothing_open(
         coordinator.unmasking(world.attempt)
     openings = [read(Opened, one, world.roster) for one in world.attempt.openings.values()]
     assert laid_open(world, [leak for one in openings for leak in leaks(one)]) == []
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/secure/opening.py")
+def test_one_member_that_opens_wrong_shares_keeps_no_sum_closed() -> None:
+    """The first of sixteen by name gives wrong shares. All sixteen have opened, eleven are enough, and the two thousand
+    choices of eleven that were tried had this one in each."""
+    names = [f"site-{number:02d}" for number in range(16)]
+    roster = Roster.of({name: public(name) for name in names})
+    rules, context = Rules.of(16, None, 1), Context("fed", "ab" * 32, roster.digest, 1, 1, "cd" * 32, "ef" * 32)
+    secrets = {name: Secrets(name.encode().ljust(32, b"."), context.digest) for name in names}
+    group = Group(context, tuple(
+        Keys(context, name, "ab" * 32, "ab" * 32, commitment(one.self_mask, context.digest))
+        for name, one in secrets.items()
+    ))  # fmt: skip
+
+    def share(owner: str, holder: str) -> str:
+        own = secrets[owner]
+        coefficients = own.coefficients(SELF_MASK, rules.threshold)
+        return shamir.share(own.self_mask, coefficients, roster.point(holder)).hex()
+
+    openings = [
+        Opened(context.digest, "cd" * 32, holder, {owner: share(owner, holder) for owner in names}, {})
+        for holder in names
+    ]
+    for liars in (["site-00"], ["site-00", "site-07"]):
+        for place, one in enumerate(openings):
+            if one.site in liars:
+                openings[place] = replace(one, self_masks=dict.fromkeys(names, "00" * 32))
+        found, wrong = combined(openings, group, names, roster, rules.threshold)
+        assert found.self_masks == {name: one.self_mask for name, one in secrets.items()}
+        assert list(wrong) == liars
 
 
 def dealt_with(secrets: Secrets, wrong: Secrets, keys: Mapping[str, Keys], world: World) -> dict[str, bytes]:

@@ -5,17 +5,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from site_agent import audit
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.exit import egress
+from site_agent.gateway.secure.due import MOST
 from tests.secure_world import public
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
 from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
-from wardround.records.secure_messages import SecureShown, Shown
+from wardround.records.assignment import Assignment, ModelRef
+from wardround.records.secure_messages import SecureShown, SecureTold, Shown, SumEvidence
 from wardround.secure import coordinator
+from wardround.secure.statements import Submission
+from wardround.signing.dsse import Envelope
 from wardround.tensors.files import TensorFile
 
 
@@ -105,6 +110,50 @@ def test_an_altered_model_is_not_trained_on(world: SecureSites) -> None:
         world.check("bergen", 2)
 
 
+def crafted(world: SecureSites, round_: int, of: int) -> Assignment:
+    """An assignment with a model that no sum gives, said to be that of round ``of``; and evidence that says so too."""
+    model = write_model(world.folder / "crafted.safetensors", 99).digest()
+    world.evidence = replace(world.evidence, model=model)
+    return replace(world.hospitals["bergen"].assignment(round_), base=ModelRef(of, model))
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checks.py")
+@pytest.mark.parametrize("of", [1, 0])
+def test_a_crafted_model_once_the_true_one_was_checked(world: SecureSites, of: int) -> None:
+    """Every site has checked round 1 with the true model; then the coordinator gives round 2 up, and asks round 3 from
+    a model of its own, which it calls that of round 1, or the one that the study begins with. All trained on it."""
+    world.run(1)
+    world.check("bergen", 2)
+    hospital = world.hospitals["bergen"]
+    with pytest.raises(NotPermitted, match="another model of round 1" if of else "goes back behind round 1"):
+        hospital.sums.before_training(world.consent_of(hospital), crafted(world, 3, of), Interrupt())
+    hospital = hospital.restart()
+    with pytest.raises(NotPermitted):
+        hospital.sums.before_training(world.consent_of(hospital), crafted(world, 3, of), Interrupt())
+    world.hospitals["bergen"] = hospital
+    hospital.sums.before_training(world.consent_of(hospital), hospital.assignment(2, attempt=2), Interrupt())
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checking.py")
+def test_a_crafted_model_of_a_round_that_was_signed_and_never_opened(world: SecureSites) -> None:
+    """All sign the set of round 2; the coordinator shows nobody the signatures, so that nobody opens it and has its sum
+    to check, and asks round 3 from a model of its own. The signatures were all that was looked at."""
+    world.run(1)
+    for site in world.sites:
+        world.check(site, 2)
+    world.open(2)
+    world.upload(2, world.sites)
+    world.agree(world.sites)
+    assert world.attempt.is_agreed
+    world.evidence = SumEvidence(
+        world.ref, tuple(world.attempt.keys[site] for site in world.attempt.group), world.attempt.shown_set(),
+        world.attempt.shown_agreements(), dict.fromkeys(world.sites, bytes(32)), {}, world.models[-1], "",
+    )  # fmt: skip
+    hospital = world.hospitals["bergen"]
+    with pytest.raises(BadData, match="what was opened as the self mask of site `amsterdam` is another"):
+        hospital.sums.before_training(world.consent_of(hospital), crafted(world, 3, 2), Interrupt())
+
+
 @pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checking.py")
 def test_an_altered_block_of_one_sites_vector_is_found(world: SecureSites) -> None:
     """What is shown of a vector must be what its site signed, whoever asks."""
@@ -143,6 +192,28 @@ def test_a_lower_threshold_than_the_sites_policy_stands(tmp_path: Path) -> None:
     world.close()
 
 
+@pytest.mark.attack(promise="P12", refused_by="proto/wardround/secure/policy.py")
+def test_another_revision_from_the_same_model_with_one_site_less(tmp_path: Path) -> None:
+    """All four approve another revision, which has a round more. It begins with the same model, and dublin is said to
+    be late: the difference of the two sums was dublin's update, to the bit."""
+    world = SecureSites(tmp_path, ("amsterdam", "bergen", "charite", "dublin"))
+    world.run(1)
+    total = world.total
+    with TensorFile(world.hospitals["dublin"].state.own_copy(STUDY)) as own:
+        alone = world.layout.quantized(own.block, 1, 0, world.layout.elements)
+    world.revise(rounds=6)
+    there = world.open(1, sites=("amsterdam", "bergen", "charite"))
+    world.upload(1, there)
+    world.agree(there)
+    told = [world.hospitals[site].declined for site in there]
+    if not any(told):
+        world.unmask(there)
+        assert not np.array_equal(total - world.total, alone), "dublin's update is the difference of two sums"
+    assert all("of the study with digest" in one and "began with the same model" in one for (one,) in told)
+    assert not world.attempt.agreements
+    world.close()
+
+
 @pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/policy/decisions.py")
 def test_a_study_in_clear_where_the_policy_wants_masks(world: SecureSites) -> None:
     """The coordinator offers the same study without its table: nothing of it is recorded, nothing leaves."""
@@ -157,6 +228,75 @@ def test_a_study_in_clear_where_the_policy_wants_masks(world: SecureSites) -> No
             replace(consent, document=document), own,
         )  # fmt: skip
     assert not hospital.lines("upload")
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/secure/exchange.py")
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('studies = ["hearts"]', 'studies = ["kidneys"]', "the policy blocks round 1 of `hearts`: "),
+        ("min_sites = 3", "min_sites = 4", "a set of 3 sites, at least 4 are summed"),
+    ],
+)
+def test_a_sum_opened_after_the_policy_forbade_it(world: SecureSites, before: str, after: str, said: str) -> None:
+    """Vectors are there and the set is signed; the hospital sees with whom, and forbids it. Its shares left all the
+    same: the policy was asked about the signature alone."""
+    world.open(1)
+    world.upload(1, world.sites)
+    world.agree(world.sites)
+    hospital = world.hospitals["bergen"]
+    text = hospital.state.policy.read_text()
+    assert before in text
+    hospital.state.policy.write_text(text.replace(before, after))
+    hospital.answer(SecureShown(world.ref, Shown.AGREEMENTS, world.attempt.shown_agreements()))
+    assert "bergen" not in world.attempt.openings
+    assert not hospital.lines("opened")
+    (declined,) = hospital.declined
+    assert declined.startswith(said)
+    hospital.state.policy.write_text(text)  # and again as it was: the round goes on
+    hospital.answer(SecureShown(world.ref, Shown.AGREEMENTS, world.attempt.shown_agreements()))
+    assert "bergen" in world.attempt.openings
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/signing/canonical.py")
+@pytest.mark.parametrize(
+    "payload", [b'{"\\ud800":1.5}', b'{"%s":1.5}' % (b"x" * 9000), b'{"\\u001b[2J":1.5}', b'{"site":"\\udfff"}']
+)
+def test_half_a_character_in_a_statement_that_is_shown(world: SecureSites, payload: bytes) -> None:
+    """The sentence about a statement that is none names the place, by a key of the coordinator's. With half a character
+    in it, it could not stand in the ledger, and the agent ended; started again, it was shown the same."""
+    world.open(1)
+    hospital = world.hospitals["bergen"]
+    hospital.answer(SecureShown(world.ref, Shown.SET, (Envelope(Submission.TYPE, payload, "ab", bytes(64)),)))
+    (line,) = hospital.lines("blocked")
+    assert len(line["rule"]) < 300
+    assert line["rule"].isprintable()
+    assert len(hospital.declined) == 1
+    world.open(1, attempt=2)
+    world.upload(1, world.sites, attempt=2)
+    world.agree(world.sites)
+    world.unmask(world.sites)
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/secure/due.py")
+def test_shown_without_end(world: SecureSites, caplog: pytest.LogCaptureFixture) -> None:
+    """A coordinator shows more than a site can look at: each message was kept until its turn, and had its line in the
+    log. Of each step the newest waits; what this site has to tell itself is never left out."""
+    world.open(1)
+    hospital = world.hospitals["bergen"]
+    garbage = tuple(Envelope("x", b"{}", "ab", bytes(64)) for _ in range(3))
+    for number in range(2000):
+        hospital.rounds.shown(SecureShown(replace(world.ref, study=f"s{number}"), Shown.KEYS, garbage))
+        hospital.rounds.shown(SecureShown(world.ref, Shown.SET, garbage))
+    hospital.rounds.begin(hospital.assignment(1), world.consent_of(hospital))
+    due = hospital.rounds._due
+    assert len(due._waiting) <= MOST + 1
+    assert any(isinstance(one, SecureTold) for one in due._waiting.values())
+    for _ in range(200):
+        hospital.answer(SecureShown(world.ref, Shown.SET, garbage))
+    said = [record for record in caplog.records if "secure aggregation" in record.getMessage()]
+    assert len(said) < 50
+    assert len(hospital.lines("blocked")) < 50
 
 
 @pytest.mark.attack(promise="P12", refused_by="site_agent/audit/secure.py")

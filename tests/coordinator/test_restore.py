@@ -24,6 +24,7 @@ from tests.coordinator.test_rounds import expected_model, model_bytes
 from wardround import __version__
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local.durable import make_folder
+from wardround.local.half_written import beside
 from wardround.records.messages import envelope_message
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.signing import certificates, dsse
@@ -110,6 +111,8 @@ def test_a_damaged_backup_is_named_and_nothing_is_made(place: Place, tmp_path: P
         backups.put_back(out, new)
     (out / "backup.json").write_bytes(listed)
     assert not new.root.exists()
+    new.root.mkdir()
+    beside(new.root / backups.UNFINISHED).write_bytes(b"`coordinator rest")  # one that was killed at its first step
     backups.put_back(out, new)
     assert new.config() == place.state.config()
 

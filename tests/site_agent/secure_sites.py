@@ -45,7 +45,7 @@ from wardround.secure.layout import ELEMENTS, digests
 from wardround.secure.statements import Context
 from wardround.secure.sums import Summing, Unmasking, model_values
 from wardround.tensors.files import TensorFile, file_header
-from wardround.tensors.manifests import Entry, Manifest, TensorSpec
+from wardround.tensors.manifests import Manifest, TensorSpec
 
 STUDY, FEDERATION = "hearts", "test"
 SPECS = (TensorSpec("shared.weight", "F32", (3, 4)), TensorSpec("shared.bias", "F32", (3,)))
@@ -130,11 +130,15 @@ class Hospital:
             STUDY, f"spiffe://{FEDERATION}/coordinator", SPECS, ("val_loss",), 4, "uniform", 100, 5, secure=True
         )
         self.state.policy.write_text(policy_text.draft(request, self.name))
-        initial = Manifest(tuple(Entry(spec, "ab" * 32) for spec in SPECS))
-        self.state.save_offer(Offer(STUDY, 1, world.digest, "running", world.file.document(), initial))
+        self.approve()
         for other in world.sites:
             if other != self.name:
                 self.peers.know(other, world.roster.fingerprint(other), DPO)
+
+    def approve(self) -> None:
+        """The study as its coordinator has it now."""
+        world = self.world
+        self.state.save_offer(Offer(STUDY, 1, world.digest, "running", world.file.document(), world.initial))
         account = Shown("ab" * 32, world.digest, 1, "2026-01-01T00:00:00.000Z", {})
         self.state.save_consent(world.consent(account))
 
@@ -192,10 +196,11 @@ class SecureSites:
 
     def __post_init__(self) -> None:
         self.file = study_of(self.sites, **self.section)
-        self.digest = study_digest(self.file.document(), "ab" * 32)
+        self.initial = write_model(self.folder / "model-0.safetensors", 0)
+        self.digest = study_digest(self.file.document(), self.initial.digest())
         self.roster = secure_round.roster_of(self.file)
         self.layout = secure_round.layout_of(self.file, SPECS)
-        self.models: list[str] = [write_model(self.folder / "model-0.safetensors", 0).digest()]
+        self.models: list[str] = [self.initial.digest()]
         self.vectors: dict[str, list[bytes]] = {}
         self.digests: dict[str, tuple[str, ...]] = {}
         self.inbox: queue.SimpleQueue[tuple[str, SecureTold]] = queue.SimpleQueue()
@@ -203,6 +208,15 @@ class SecureSites:
         self.hospitals = {site: Hospital(self, site, self.folder / site) for site in self.sites}
         for hospital in self.hospitals.values():
             hospital.set_up()
+
+    def revise(self, rounds: int) -> None:
+        """Another revision of the study, from the same first model, which every site has approved."""
+        study = self.file.study.model_copy(update={"rounds": rounds})
+        self.file = self.file.model_copy(update={"study": study})
+        self.digest = study_digest(self.file.document(), self.initial.digest())
+        self.models = self.models[:1]
+        for hospital in self.hospitals.values():
+            hospital.approve()
 
     def close(self) -> None:
         for hospital in self.hospitals.values():

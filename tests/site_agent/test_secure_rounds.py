@@ -135,6 +135,17 @@ def test_a_model_of_a_round_that_never_was_is_not_trained_on(tmp_path: Path, rou
     world.close()
 
 
+def test_a_revision_after_a_round_that_nobody_opened_may_have_other_sites(tmp_path: Path) -> None:
+    world = SecureSites(tmp_path, ("amsterdam", "bergen", "charite", "dublin"))
+    world.open(1)
+    world.upload(1, world.sites)
+    world.agree(world.sites)
+    world.revise(rounds=6)
+    world.run(1, ("amsterdam", "bergen", "charite"))
+    assert len(world.models) == 2
+    world.close()
+
+
 def four_sites(folder: Path) -> SecureSites:
     """Of which three are enough; after a round."""
     world = SecureSites(folder, ("amsterdam", "bergen", "charite", "dublin"))

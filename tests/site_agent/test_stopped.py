@@ -15,7 +15,7 @@ import pytest
 from site_agent.gateway import agent as agents
 from site_agent.gateway.requests import ServiceStatus
 from site_agent.gateway.status import site_status
-from site_agent.gateway.trainer_process import TrainerProcess
+from site_agent.gateway.trainer_process import TrainerApart, TrainerProcess
 from site_agent.handoff import HELLO_TIMEOUT_S, Trainer
 from site_agent.trainer import listener as listeners
 from site_agent.trainer.listener import Listener
@@ -285,6 +285,24 @@ def test_a_listener_that_is_killed_or_stopped_is_started_again(
         assert Trainer(hospital.state).answers()
         assert f"the trainer's listener (process {before}) {words}; another is started in " in caplog.text
     assert f"the trainer's listener runs again (process {kept.pid})" in caplog.text
+
+
+def test_a_listener_that_somebody_else_started_is_said_to_be_stopped_and_to_answer_again(
+    hospital: Hospital, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    watched = TrainerApart(hospital.state, look_s=0.1, silent_s=0.5)
+    with listener_process(hospital.state) as listener:
+        watched.keep(lambda _: None)
+        listener.send_signal(signal.SIGSTOP)
+        wait_until(lambda: watched.problem, "it is said", NOTICED_S)
+        assert watched.problem == "the trainer's listener has not answered for 0.5 s"
+        assert "start it again, for instance `systemctl restart wardround-trainer`" in caplog.text
+        listener.send_signal(signal.SIGCONT)
+        wait_until(lambda: not watched.problem, "it answers again", NOTICED_S)
+    wait_until(lambda: "the trainer's listener answers again" in caplog.text, "it is said", 10)
+    wait_until(lambda: watched.problem, "its end is said too", NOTICED_S)
+    watched.stop()
 
 
 def test_a_stopped_listener_does_not_keep_the_agent_from_ending(hospital: Hospital) -> None:

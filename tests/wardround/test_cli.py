@@ -1,5 +1,6 @@
 """What the commands share: exit codes, error sentences, results on stdout."""
 
+import errno
 import json
 import os
 import subprocess
@@ -35,6 +36,8 @@ def application() -> typer.Typer:
                 raise KeyboardInterrupt
             case "without torch":
                 raise ModuleNotFoundError("No module named 'torch'", name="torch")
+            case "disk":
+                raise OSError(errno.EIO, os.strerror(errno.EIO), "/srv/table.csv")
             case _:
                 raise ZeroDivisionError("division by zero")
 
@@ -80,6 +83,13 @@ def test_a_result_is_on_stdout_and_narration_on_stderr(monkeypatch: Any, capsys:
             78,
             "error: this needs torch, which is not installed\nhint: `pip install 'wardround[site]'`\n",
             id="the base install",
+        ),
+        pytest.param(
+            "disk",
+            73,
+            "error: /srv/table.csv: Input/output error\n"
+            "hint: check the disk, free space and this machine's log, then give the command again\n",
+            id="the machine's fault",
         ),
         pytest.param("interrupt", 130, "", id="interrupted"),
         pytest.param(

@@ -121,6 +121,10 @@ def test_killed_while_several_files_get_their_names_the_last_is_not_there_alone(
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
     assert [name for name in names_in(tmp_path) if not name.startswith(".")] == ["card"]
+    (tmp_path / "card").unlink()
+    outputs.folder(tmp_path, force=False)  # it counts as empty, and the next one leaves none of it
+    outputs.fill(tmp_path, {"card": b"card", "weights": b"weights"}, force=False)
+    assert names_in(tmp_path) == ["card", "weights"]
 
 
 def test_a_source_of_pieces_that_fails_leaves_the_old_file(tmp_path: Path) -> None:

@@ -24,6 +24,14 @@ def test_a_storm_of_signals_while_the_main_thread_waits_does_not_hang_it() -> No
     assert latch.is_set()
 
 
+def test_a_signal_that_the_kernel_gives_to_another_thread_ends_the_wait() -> None:
+    with set_by_signals(Latch()) as latch:
+        thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
+        thread.start()
+        assert latch.wait(10)
+        thread.join(10)
+
+
 def test_a_wait_ends_when_another_thread_sets_it_and_not_before() -> None:
     latch = Latch()
     assert not latch.is_set()

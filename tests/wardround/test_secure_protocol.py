@@ -307,6 +307,10 @@ def test_one_set_is_signed_for_a_round_and_sets_of_the_same_sites_for_a_model() 
     assert len(pledges.plus(replace(one, round=4, chosen="other")).signed) == 2  # of the same sites
     assert len(pledges.plus(replace(one, round=4, base="next")).signed) == 2
     assert len(pledges.plus(replace(one, study="new revision")).signed) == 2
+    with pytest.raises(NotPermitted) as error:
+        pledges.plus(replace(one, study="ab" * 32, round=1, sites=("a", "b", "d")))
+    assert "a set of other sites for round 3 of the study with digest study…, which began" in error.value.message
+    assert error.value.hint == "with other sites, a study begins with a model of its own: another `seed`"
 
 
 def test_a_site_takes_part_in_a_roster_with_its_own_key_alone() -> None:

@@ -9,9 +9,7 @@ the disk really has.
 import errno
 import fcntl
 import os
-import re
 import shutil
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +18,7 @@ from typing import Literal
 
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local.copying import copy_piece
+from wardround.local.half_written import beside, is_half_written
 
 Buffer = bytes | bytearray | memoryview
 Lasting = Literal["all", "content", "nothing"]
@@ -66,57 +65,38 @@ def write_file(
         CannotWrite: it does not go there; with ``replace=False`` also because something is there.
         StorageFailed: the disk failed.
     """
-    temporary = _temporary(path)
-    try:
-        _write_beside(path, temporary, data, mode=mode, sync=lasting != "nothing")
-        with _naming(path):
-            _name(temporary, path, replace)
-    except BaseException:
-        _forget(temporary)
-        raise
-    if lasting == "all":
-        sync_folder(path.parent)
+    write_files({path: data}, mode=mode, replace=replace, lasting=lasting)
 
 
-def write_files(files: Mapping[Path, Buffer | Iterable[Buffer]], *, mode: int = 0o600, replace: bool = True) -> None:
-    """Put several files at their places once all of them are written, in their order: where one of them does not go
-    there, none is there. After a crash the last is nowhere without the others.
-
-    Raises:
-        CannotWrite, StorageFailed: as ``write_file``.
-    """
-    temporaries = {path: _temporary(path) for path in files}
+def write_files(
+    files: Mapping[Path, Buffer | Iterable[Buffer]], *, mode: int = 0o600, replace: bool = True,
+    lasting: Lasting = "all",
+) -> None:  # fmt: skip
+    """Put files at their places once all of them are written, in their order: where one of them does not go there, none
+    is there. After a crash the last is nowhere without the others. As ``write_file``."""
+    temporaries = {path: beside(path) for path in files}
     try:
         for path, data in files.items():
-            _write_beside(path, temporaries[path], data, mode=mode, sync=True)
+            with _naming(path):
+                descriptor = _create(temporaries[path], mode)
+                try:
+                    for piece in [data] if isinstance(data, bytes | bytearray | memoryview) else data:
+                        _write_all(descriptor, piece)
+                    if lasting != "nothing":
+                        _sync(descriptor, path)
+                finally:
+                    os.close(descriptor)
         for path, temporary in temporaries.items():
             with _naming(path):
                 _name(temporary, path, replace)
     except BaseException:
         for temporary in temporaries.values():
-            _forget(temporary)
+            with suppress(OSError):  # it may never have been made, where this user may not even look
+                temporary.unlink()
         raise
-    for folder in {path.parent for path in files}:
-        sync_folder(folder)
-
-
-def _write_beside(path: Path, temporary: Path, data: Buffer | Iterable[Buffer], *, mode: int, sync: bool) -> None:
-    """Make ``temporary``, which will be ``path``. An iterable is written piece by piece."""
-    pieces: Iterable[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
-    with _naming(path):
-        descriptor = _create(temporary, mode)
-        try:
-            for piece in pieces:
-                _write_all(descriptor, piece)
-            if sync:
-                _sync(descriptor, path)
-        finally:
-            os.close(descriptor)
-
-
-def _forget(temporary: Path) -> None:
-    with suppress(OSError):  # it may never have been made, where this user may not even look
-        temporary.unlink()
+    if lasting == "all":
+        for folder in {path.parent for path in files}:
+            sync_folder(folder)
 
 
 def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int:
@@ -128,7 +108,7 @@ def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int
     Returns:
         How many bytes there were; fewer than ``size`` where the source is shorter.
     """
-    temporary = _temporary(target)
+    temporary = beside(target)
     try:
         with _naming(target):
             descriptor = _create(temporary, mode)
@@ -170,7 +150,7 @@ def move(source: Path, target: Path) -> None:
 
 def link(source: Path, name: Path) -> None:
     """Give a file a further name on the same disk, durably. One that is there by that name is replaced."""
-    temporary = _temporary(name)
+    temporary = beside(name)
     with _naming(name):
         temporary.hardlink_to(source)
         temporary.replace(name)
@@ -192,7 +172,7 @@ def remove(path: Path, *, lasting: bool = True) -> None:
 def sweep(folder: Path) -> None:
     """Remove what a killed process had half written in ``folder``. Only for whoever alone writes there."""
     for path in list(folder.iterdir()) if folder.is_dir() else []:
-        if _TEMPORARY.fullmatch(path.name):
+        if is_half_written(path):
             remove(path)
 
 
@@ -370,13 +350,6 @@ class StateLock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
-
-
-_TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``_temporary``
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
 
 
 def _create(path: Path, mode: int) -> int:

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from wardround.errors import CannotWrite, NotPermitted
-from wardround.local.durable import Buffer, make_folder, write_file, write_files
+from wardround.local.durable import Buffer, make_folder, remove, write_file, write_files
+from wardround.local.half_written import is_half_written
 from wardround.terminal import escaped
 
 MARKS = (("identity", "site.json"), ("identity", "key.pem"), ("ledger", "000001.jsonl"), ("authority", "key.pem"))
@@ -56,7 +57,8 @@ def file(out: Path, *, force: bool, keep: Iterable[Path] = ()) -> Path:
 
 
 def folder(out: Path, *, force: bool, keep: Iterable[Path] = (), goes_on: str = "") -> Path:
-    """``out``, if files may be written into such a folder, which need not exist.
+    """``out``, if files may be written into such a folder, which need not exist. What a killed command had half written
+    there does not count.
 
     Args:
         goes_on: the name of a file that says that what lies there was begun by the same command.
@@ -71,7 +73,7 @@ def folder(out: Path, *, force: bool, keep: Iterable[Path] = (), goes_on: str = 
     begun = bool(goes_on) and (out / goes_on).exists()
     if out.is_dir():
         _refuse_unwritable(out)
-        if not (force or begun) and any(out.iterdir()):
+        if not (force or begun) and not all(map(is_half_written, out.iterdir())):
             raise CannotWrite(
                 f"{out} exists already and is not empty; nothing was written",
                 hint="a new or an empty folder, or --force to replace what has the same names",
@@ -117,6 +119,9 @@ def fill(
     """
     made, kept = not place.is_dir(), list(keep)
     make_folder(place)
+    for path in list(place.iterdir()):
+        if is_half_written(path) and path.name.startswith(tuple(f".{name}." for name in files)):
+            remove(path)
     try:
         write_files(
             {file(place / name, force=force, keep=kept): files[name] for name in files}, mode=mode, replace=force

@@ -99,7 +99,8 @@ class Pledges:
         """With one more; the same one again changes nothing.
 
         Two sums from the same model over sets that differ in one site may tell what that site added. So one set is
-        signed for a round, whatever the attempt, and sets of the same sites for a model, whatever the round.
+        signed for a round, whatever the attempt, and sets of the same sites for a model, whatever the round, the
+        revision or the study.
 
         Raises:
             NotPermitted: another set was signed for this round, or one of other sites from this model.
@@ -111,11 +112,15 @@ class Pledges:
                 raise NotPermitted(
                     f"this site has signed another set for round {pledge.round} and signs no second one", code=CODE
                 )
-            if (one.study, one.base) == (pledge.study, pledge.base) and one.sites != pledge.sites:
+            if one.base == pledge.base and one.sites != pledge.sites:
+                same = one.study == pledge.study
+                of = "" if same else f" of the study with digest {one.study[:12]}…"
                 raise NotPermitted(
-                    f"this site has signed a set of other sites for round {one.round}, which began with the same model "
-                    f"as round {pledge.round}; both sums together could tell one site's part",
-                    hint="a sum that was agreed is opened when enough sites are back; else people begin a new revision",
+                    f"this site has signed a set of other sites for round {one.round}{of}, which began with the same "
+                    f"model as round {pledge.round}; both sums together could tell one site's part",
+                    hint="a sum that was agreed is opened when enough sites are back; else people begin a new revision"
+                    if same
+                    else "with other sites, a study begins with a model of its own: another `seed`",
                     code=CODE,
                 )
         return Pledges((*self.signed, pledge))

@@ -226,7 +226,8 @@ def open_(party: Party, state: SiteRound, envelopes: Iterable[Envelope]) -> tupl
 
     Raises:
         BadData: a signature is not its site's, or of another round or group.
-        NotPermitted: this site has signed no set, one signed another, or fewer than the threshold signed this one.
+        NotPermitted: this site has signed no set, one signed another, fewer than the threshold signed this one, or the
+            policy does not let it be opened any more.
     """
     group = state.members
     if not state.chosen_digest:
@@ -236,6 +237,7 @@ def open_(party: Party, state: SiteRound, envelopes: Iterable[Envelope]) -> tupl
         group.of(one.site)
         if (one.context, one.group) != (state.context.digest, group.digest):
             raise BadData(f"what site `{one.site}` signed is of another round or group")
+    party.policy.refuse_set(party.roster, party.site, state.chosen, party.rules)  # it may be another policy by now
     same = [one for one in found if one.chosen == state.chosen_digest]
     if len(same) != len(found):
         raise NotPermitted("sites have signed other sets than this one has", code="DECLINED_POLICY")

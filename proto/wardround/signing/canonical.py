@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from wardround.errors import BadData
+from wardround.terminal import escaped
 
 MAX_INTEGER = 2**53 - 1  # what every JSON reader keeps exactly
 MAX_DEPTH = 64  # levels of objects and lists; what reads or writes them recursively must not come to its end
@@ -94,19 +95,24 @@ def _check(value: Any, where: str, levels: int) -> None:
         return
     if isinstance(value, int):
         if abs(value) > MAX_INTEGER:
-            raise BadData(f"{where}: an integer beyond 2^53 - 1, which JSON readers may round")
+            raise BadData(f"{_shown(where)}: an integer beyond 2^53 - 1, which JSON readers may round")
     elif levels == 0:
         raise BadData(f"nested more than {MAX_DEPTH} levels deep")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise BadData(f"{where}: key {key!r} is not a string")
+                raise BadData(f"{_shown(where)}: key {key!r} is not a string")
             _check(item, f"{where}.{key}", levels - 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _check(item, f"{where}[{index}]", levels - 1)
     else:
-        raise BadData(f"{where}: {type(value).__name__} has no canonical form")
+        raise BadData(f"{_shown(where)}: {type(value).__name__} has no canonical form")
+
+
+def _shown(where: str) -> str:
+    """A place, whose keys may be a peer's words: what is raised is logged, and stands in ledgers."""
+    return escaped(where, 80)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

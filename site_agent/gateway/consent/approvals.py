@@ -171,6 +171,27 @@ def require(consent: Consent | None, study: str, digest: str) -> Consent:
     return consent
 
 
+def require_offered(consent: Consent, offer: Offer, assignment: Assignment) -> None:
+    """Check that what is offered is what was approved, and that the model which the study begins with is the one in its
+    digest.
+
+    Raises:
+        NeedsPerson: something else is offered by now; the code may be reported.
+        NotPermitted: the coordinator sends another model as the one of round 0.
+    """
+    require(consent, assignment.study, offer.digest)
+    base, initial = assignment.base, offer.initial_model
+    if base is None or base.round != 0 or initial.specs != consent.download:
+        return  # of what a site gets beside the shared tensors, the consent has no digest
+    if base.digest != initial.digest():
+        raise NotPermitted(
+            f"study `{consent.study}` begins with model {initial.digest()[:12]}…, and the coordinator sends "
+            f"{base.digest[:12]}… as that",
+            hint="show this to the coordinator's operator; nothing was computed",
+            code="DECLINED_MODEL_MISMATCH",
+        )
+
+
 def refuse_beyond(consent: Consent, assignment: Assignment, last: tuple[int, int], base: str) -> None:
     """Refuse an assignment that lies outside what was approved: another revision, a round that the study has not or
     that is over, one attempt too many, numbers of a round that is not the closing one, training where a site only

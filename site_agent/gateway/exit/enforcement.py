@@ -6,7 +6,7 @@ whenever it changes.
 
 import datetime
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -22,10 +22,9 @@ from site_agent.gateway.policy.decisions import (
     decide_summary,
     first_denial,
     number_quotas,
-    plugin_decisions,
     quotas,
 )
-from site_agent.gateway.policy.policy import Policy, load, parse, read
+from site_agent.gateway.policy.policy import Policy, parse, read
 from site_agent.gateway.policy.text import differences
 from site_agent.gateway.policy.veto import is_worse
 from site_agent.gateway.policy_requests import NOTHING, Proposed
@@ -39,12 +38,13 @@ from wardround.records.codes import VETO
 from wardround.records.ledger.base import Person
 from wardround.records.ledger.decided import HeldEntry, PolicyEntry, ReleasedEntry
 from wardround.records.ledger.entries import BlockedEntry
-from wardround.records.plugins import Plugin
 from wardround.records.study import ReportedSection
 from wardround.records.summaries.figures import SiteFigures
 from wardround.signing import certificates
 from wardround.tensors.manifests import TensorSpec
+from wardround.terminal import escaped
 
+LONGEST = 500  # characters of what is blocked, and of the rule
 NEW_MODE = 0o640  # of a policy where there was none
 
 
@@ -270,6 +270,16 @@ class PolicyEnforcement:
             return Decision("figures made under another policy", False, rule)
         return first_denial(decide_summary(policy, figures.request, self.coordinator, columns, figures.numbers, told))
 
+    def sum_denial(self, consent: Consent, *, closing: bool) -> Decision | None:
+        """What of an update that is in a sum may not leave by the policy as it is now; None where all of it may, and
+        this site helps to open the sum. Of the quotas it was counted when it was sent.
+
+        Raises:
+            WardroundError: there is no policy, or it is broken.
+        """
+        policy, specs = self.policy(consent.study), () if closing else consent.upload
+        return first_denial(self._rules(policy, consent.study, consent, consent.reported, specs, consent.metrics))
+
     def refuse_worse(self, journal: Journal) -> None:
         """Raises NotPermitted: by the policy in force this site vetoes the journal's model; the ledger says so, without
         a number."""
@@ -288,10 +298,10 @@ class PolicyEnforcement:
 
     def block(self, attempt: RoundAttempt, what: str, rule: str) -> None:
         """Write into the ledger that nothing of this round leaves from here on, and why; not each time, where a
-        coordinator asks again and again."""
+        coordinator asks again and again. Words of others in it are escaped, and cut."""
         self.ledger.append_often(BlockedEntry(
-            study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt, what=what,
-            rule=rule,
+            study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt,
+            what=escaped(what, LONGEST), rule=escaped(rule, LONGEST),
         ))  # fmt: skip
         self.ledger.sign()
 
@@ -333,13 +343,20 @@ class PolicyEnforcement:
     ) -> list[Decision]:  # fmt: skip
         """What the policy and its quotas say of it; ``numbers`` of it were not counted yet."""
         policy = self._policy_for(attempt)
+        size = sum(spec.bytes for spec in specs)
+        quotas = self._quotas(policy, attempt, size, numbers)
+        return [*self._rules(policy, attempt.study, consent, reported, specs, metrics), *quotas]
+
+    def _rules(
+        self, policy: Policy, study: str, consent: Consent, reported: ReportedSection, specs: Sequence[TensorSpec],
+        metrics: Sequence[str],
+    ) -> list[Decision]:  # fmt: skip
+        """What the policy says of it without its quotas."""
         request = StudyRequest(
-            attempt.study, self.coordinator, specs, metrics, reported.digits, reported.counts, consent.validation_rows,
+            study, self.coordinator, specs, metrics, reported.digits, reported.counts, consent.validation_rows,
             exposure=consent.exposure, plugins=consent.plugins, secure=consent.is_secure,
         )  # fmt: skip
-        size = sum(spec.bytes for spec in specs)
-        people = decide_approval(policy, len(consent.people))
-        return [people, *decide(policy, request), *self._quotas(policy, attempt, size, numbers)]
+        return [decide_approval(policy, len(consent.people)), *decide(policy, request)]
 
     def _policy_for(self, attempt: RoundAttempt) -> Policy:
         try:
@@ -367,40 +384,3 @@ class PolicyEnforcement:
                 hint=f"`site-agent policy explain {attempt.study}`; edit {self.path} if it should leave",
                 code="DECLINED_POLICY",
             )
-
-
-def refuse_plugins(
-    plugins: Sequence[Plugin], study: str, path: Path, policy: Callable[[str], Policy] | None = None
-) -> None:
-    """Refuse a study whose code may not run here, before the trainer is asked to import any of it.
-
-    Args:
-        path: the policy's. policy: gives the one in force; if not given, it is what lies at ``path``.
-
-    Raises:
-        NotPermitted: the policy does not allow one of them; the message has the line that would.
-        WardroundError: there is no policy, or it is broken.
-    """
-    if not plugins:
-        return
-    in_force = policy(study) if policy is not None else load(path, study)
-    denial = first_denial(plugin_decisions(in_force, plugins))
-    if denial is not None:
-        raise NotPermitted(
-            f"the policy does not let study `{study}` run here: {denial.what}: {denial.rule}; "
-            "nothing of it was imported",
-            hint=f"if this hospital trusts that code, write the line into `allow` of [plugins] in {path}",
-            code="DECLINED_POLICY",
-        )
-
-
-def refuse_study(decisions: Iterable[Decision], study: str, path: Path) -> None:
-    """Raises NotPermitted: the policy denies something that the study would have leave."""
-    denial = first_denial(decisions)
-    if denial is not None:
-        raise NotPermitted(
-            f"the policy does not let study `{study}` take out what it asks: {denial.what}: {denial.rule}; "
-            "nothing was approved",
-            hint=f"`site-agent policy explain {study}`; edit {path} if it should leave",
-            code="DECLINED_POLICY",
-        )

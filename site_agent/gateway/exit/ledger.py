@@ -44,7 +44,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
-from wardround.records.ledger.secure import AgreedEntry, OpenedEntry
+from wardround.records.ledger.secure import AgreedEntry, OpenedEntry, SumCheckedEntry
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead, Receipt, judge, line_hash, next_head
 from wardround.records.update import LedgerStatement
 from wardround.signing import canonical
@@ -323,15 +323,15 @@ class Ledger:
         with self._lock:
             return self._state.release_decision((study, revision, round_, update), persons)
 
-    def agreed(self, study_sha256: str) -> list[AgreedEntry]:
-        """Every set that this site signed for a study, by its digest: what it has pledged."""
+    def agreed(self) -> list[tuple[AgreedEntry, bool]]:
+        """Every set that this site signed, which is what it has pledged, and whether it has opened it."""
         with self._lock:
-            return [entry for entry in self._state.agreed.values() if entry.study_sha256 == study_sha256]
+            return [(entry, key in self._state.opened) for key, entry in self._state.agreed.items()]
 
-    def unchecked(self, study_sha256: str) -> OpenedEntry | None:
-        """What was opened last of a study, if the sum of it is not checked yet."""
+    def last_sum(self, study_sha256: str) -> tuple[OpenedEntry | None, SumCheckedEntry | None]:
+        """What was opened last of a study, if its sum is not checked yet; the last check that found no other model."""
         with self._lock:
-            return self._state.unchecked.get(study_sha256)
+            return self._state.unchecked.get(study_sha256), self._state.checked.get(study_sha256)
 
     @property
     def policy_sha256(self) -> str:

@@ -90,7 +90,9 @@ class LedgerState:
         self.released: set[tuple[str, int]] = set()  # studies of which an update was released
         self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
         self.agreed: dict[tuple[str, int], AgreedEntry] = {}  # (digest of the study, round) -> the set that was signed
+        self.opened: set[tuple[str, int]] = set()  # those of them that this site has opened
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
+        self.checked: dict[str, SumCheckedEntry] = {}  # digest of the study -> the sum that was checked last
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
         self._site = self._federation = self._ledger_key = ""
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
@@ -145,6 +147,7 @@ class LedgerState:
                 self.agreed[agreed.study_sha256, agreed.round] = agreed
             case OpenedEntry() as opened:
                 self.unchecked[opened.study_sha256] = opened
+                self.opened.add((opened.study_sha256, opened.round))
             case SumCheckedEntry() as checked if checked.result != OTHER:
                 self._checked(checked)
             case ReceiptEntry() as answer:
@@ -211,6 +214,7 @@ class LedgerState:
             self.released.add(key[:2])
 
     def _checked(self, checked: SumCheckedEntry) -> None:
+        self.checked[checked.study_sha256] = checked
         opened = self.unchecked.get(checked.study_sha256)
         if opened is not None and opened.chosen == checked.chosen:
             del self.unchecked[checked.study_sha256]

@@ -107,7 +107,8 @@ def evidence_of(sum_: Sum, shown: SumEvidence) -> Evidence:
     """What is shown, each statement verified by its site's key in the roster, and held against this site's own word.
 
     Raises:
-        BadData: a statement is not signed by its site, of another round or group, or too few signed the set.
+        BadData: a statement is not signed by its site, of another round or group; too few signed the set; or it is
+            not opened.
         NotPermitted: it is another set than the one that this site signed.
     """
     keys = read_all(Keys, shown.keys, sum_.roster)
@@ -128,7 +129,9 @@ def evidence_of(sum_: Sum, shown: SumEvidence) -> Evidence:
     signers = read_all(Agreement, shown.agreements, sum_.roster)
     if sum(one.chosen == chosen for one in signers) < sum_.threshold:
         raise BadData(f"fewer than {sum_.threshold} sites have signed the set that was opened")
-    return Evidence(sum_.layout, group, submissions, OpenedSecrets(shown.self_masks, shown.mask_keys))
+    opened = OpenedSecrets(shown.self_masks, shown.mask_keys)
+    opened.refuse_other(group, (one.site for one in submissions))
+    return Evidence(sum_.layout, group, submissions, opened)
 
 
 def _fetched(

@@ -49,11 +49,11 @@ class SumChecks:
             BadData: what is shown is not what the sites signed.
             WardroundError: the coordinator does not show it.
         """
-        base, opened = assignment.base, self.ledger.unchecked(consent.study_digest)
+        base, (opened, checked) = assignment.base, self.ledger.last_sum(consent.study_digest)
         if not consent.is_secure or base is None or (opened is not None and opened.round >= assignment.round):
             return
         if opened is None or base.round != opened.round:
-            self._refuse_unsigned(consent, base, opened, interrupt)
+            self._refuse_unsigned(consent, base, opened, checked, interrupt)
             if opened is not None:
                 self._note(opened, NO_MODEL, Checked(MISSED, (), 0, ()))
                 log.warning(
@@ -77,24 +77,38 @@ class SumChecks:
         return self._look(consent, agreed, shown, shown.model, blocks)
 
     def _refuse_unsigned(
-        self, consent: Consent, base: ModelRef, opened: OpenedEntry | None, interrupt: Interrupt
-    ) -> None:
-        """A model of a round that went on without this site is one that enough members signed a set for: they check it.
-        Else a coordinator could name a round that never was, and have every site miss the check of its model.
+        self, consent: Consent, base: ModelRef, opened: OpenedEntry | None, checked: SumCheckedEntry | None,
+        interrupt: Interrupt,
+    ) -> None:  # fmt: skip
+        """Refuse a model that no sum gives: of a round whose sum was checked here, any but the one that it gave; of one
+        that went on without this site, one of a sum that the members did not open.
+
+        A round that they opened has a member in each later set that checks its model. Else a coordinator could name a
+        round that never was, or that was signed alone, and have every site miss the check.
 
         Raises:
-            NotPermitted: no set of that round is shown that enough members signed, or another model.
-            BadData: what is shown is not what its sites signed.
+            NotPermitted: it is another model, or one of a round behind; or what is shown is of another round or model.
+            BadData: what is shown is not what its sites signed and opened.
         """
-        if base.round == 0 and opened is None:
-            return  # the model that the study begins with
-        if opened is not None and base.round < opened.round:
+        newest = max((one.round for one in (opened, checked) if one is not None), default=0)
+        if base.round < newest:
             raise NotPermitted(
-                f"the coordinator goes back behind round {opened.round} of `{opened.study}`, which this site opened: "
-                f"it sends the model of round {base.round}",
+                f"the coordinator goes back behind round {newest} of `{consent.study}`, which this site opened: it "
+                f"sends the model of round {base.round}",
                 hint="its operator begins a new revision, which somebody approves",
                 code="DECLINED_MODEL_MISMATCH",
             )
+        if base.round == 0:
+            return  # the model that the study begins with, which is in the consent's digest
+        if base.round == newest:
+            if checked is None or checked.model != base.digest:
+                raise NotPermitted(
+                    f"the coordinator sends another model of round {base.round} of `{consent.study}` than the one that "
+                    "was checked here",
+                    hint="show this to the coordinator's operator and to the other hospitals",
+                    code="DECLINED_MODEL_MISMATCH",
+                )
+            return
         shown = self._shown(consent.study, consent.revision, base.round, interrupt)
         file = terms.file_of(consent.document)
         sum_ = Sum(
@@ -155,8 +169,8 @@ class SumChecks:
             return check(sum_, shown, connection, drawn(layout, wanted))
 
     def _agreed(self, consent: Consent, round_: int) -> AgreedEntry:
-        for entry in self.ledger.agreed(consent.study_digest):
-            if entry.round == round_:
+        for entry, _ in self.ledger.agreed():
+            if (entry.study_sha256, entry.round) == (consent.study_digest, round_):
                 return entry
         raise UsageProblem(f"this site signed no set of round {round_} of `{consent.study}`")
 

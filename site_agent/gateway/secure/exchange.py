@@ -10,7 +10,6 @@ restart at any place: it is the same.
 """
 
 import logging
-import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.masked import MaskedUpdate, Masking
 from site_agent.gateway.secure import terms, vectors
 from site_agent.gateway.secure.attempts import Attempt, Attempts, fresh_root
+from site_agent.gateway.secure.due import Due
 from site_agent.state import peers
 from site_agent.state.consent import APPROVED, Consent
 from site_agent.state.directory import SiteState
@@ -34,6 +34,7 @@ from site_agent.state.journal import Journal
 from site_agent.state.site import Site
 from wardround.errors import BadData, NotPermitted, Refused, RefusedForGood, TryAgain, Unavailable, WardroundError
 from wardround.local.durable import StorageFailed
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import VALIDATE, Assignment
 from wardround.records.ledger.secure import AgreedEntry, KeysEntry, OpenedEntry
 from wardround.records.secure_messages import AttemptRef, SecureShown, SecureTold, Shown, Told
@@ -45,7 +46,7 @@ from wardround.secure.statements import Opened, known
 TOO_LATE = "ROUND_CLOSED"
 Decline = Callable[[AttemptRef, WardroundError], object]
 Line = TypeVar("Line", KeysEntry, AgreedEntry, OpenedEntry)
-log = logging.getLogger(__name__)
+log = RateLimitedLog(logging.getLogger(__name__))
 
 
 class SecureRounds:
@@ -60,7 +61,7 @@ class SecureRounds:
         self.attempts = Attempts(state.secure)
         self._changed = threading.Condition(threading.RLock())  # guards the files; notified when one is written
         self._failed: dict[AttemptRef, WardroundError] = {}
-        self._due: queue.SimpleQueue[SecureTold | SecureShown | None] = queue.SimpleQueue()
+        self._due = Due()
 
     # the work thread
 
@@ -148,7 +149,7 @@ class SecureRounds:
 
     def close(self) -> None:
         """End ``answer``."""
-        self._due.put(None)
+        self._due.close()
 
     # a thread of its own
 
@@ -174,7 +175,7 @@ class SecureRounds:
                 attempt = self.attempts.load(ref.study)
                 if attempt is None or attempt.ref != ref:
                     return None  # of an attempt that this site is not in: its assignment comes again, or is over
-                return steps[shown.kind](self._party_of(ref), attempt, shown)
+                return steps[shown.kind](self._party_of(attempt), attempt, shown)
         except (StorageFailed, RefusedForGood):
             raise
         except WardroundError as error:
@@ -197,9 +198,8 @@ class SecureRounds:
 
     def _agree(self, party: Party, attempt: Attempt, shown: SecureShown) -> SecureTold:
         """The ledger's line is the pledge: it is read before another set is signed, and never forgotten."""
-        study = attempt.ref.digest
         self._refuse_unchecked(attempt)
-        pledges = Pledges(tuple(entry.pledge for entry in self._ledger.agreed(study)))
+        pledges = self._pledges(attempt.ref)
         state, pledged, envelope = protocol.agree(party, attempt.state, shown.statements, pledges)
         if pledged != pledges:
             others = set(state.chosen) - {party.site, *party.policy.strangers(party.roster, party.site)}
@@ -249,10 +249,19 @@ class SecureRounds:
             attempt = self.attempts.load(ref.study)
         return attempt is not None and attempt.ref == ref
 
-    def _party_of(self, ref: AttemptRef) -> Party:
+    def _party_of(self, attempt: Attempt) -> Party:
+        """Raises NotPermitted: the study is not approved here any more, or the policy in force denies it by now."""
+        ref = attempt.ref
         consent = self._state.consent(ref.study)
         if consent is None or consent.state != APPROVED or consent.study_digest != ref.digest:
             raise NotPermitted(f"study `{ref.study}` is not approved here any more", code="DECLINED_NOT_APPROVED")
+        if denial := self._policy.sum_denial(consent, closing=attempt.closing):
+            raise NotPermitted(
+                f"the policy blocks round {ref.round} of `{ref.study}`: {denial.what}: {denial.rule}; this site does "
+                "not help to open its sum",
+                hint=f"`site-agent policy explain {ref.study}`",
+                code="DECLINED_POLICY",
+            )
         return self.party(consent)
 
     def _save(self, attempt: Attempt) -> None:
@@ -298,9 +307,17 @@ class SecureRounds:
                 code="DECLINED_POLICY",
             )
 
+    def _pledges(self, ref: AttemptRef) -> Pledges:
+        """What this site has signed and keeps to, of whatever study. Not what it signed of an earlier revision of this
+        one and did not open: its secrets are erased with the present attempt's first step, so it never will."""
+        return Pledges(tuple(
+            entry.pledge for entry, opened in self._ledger.agreed()
+            if opened or entry.study != ref.study or entry.study_sha256 == ref.digest
+        ))  # fmt: skip
+
     def _refuse_unchecked(self, attempt: Attempt) -> None:
         """Raises NotPermitted: the sum of the last round that this site helped to open was not checked."""
-        last = self._ledger.unchecked(attempt.ref.digest)
+        last, _ = self._ledger.last_sum(attempt.ref.digest)
         if last is not None and (last.round, last.context) != (attempt.ref.round, attempt.state.context.digest):
             raise NotPermitted(
                 f"the sum of round {last.round} of `{attempt.ref.study}` was not checked, so none of round "
