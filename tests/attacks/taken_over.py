@@ -6,6 +6,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -127,7 +128,8 @@ def command(name: str) -> str:
 
 @contextmanager
 def as_common_user(folder: Path) -> Iterator[CommonUser]:
-    """Whoever runs the tests, if that is not root; else a user by number, in folders that are open to it."""
+    """Whoever runs the tests, if that is not root; else a user by number, in a folder that is open to it."""
+    place: Path | None = None
     if os.geteuid() != 0:
         user = CommonUser(folder, [])
     elif not all(map(shutil.which, ("unshare", "setpriv"))):
@@ -135,9 +137,9 @@ def as_common_user(folder: Path) -> Iterator[CommonUser]:
     else:
         from tests.deploy.test_two_users import User
 
-        for place in (folder, *folder.parents[:3]):
-            place.chmod(0o755)
-        home = folder / "home"
+        place = Path(tempfile.mkdtemp(prefix="wardround-"))  # pytest's own are for the user that runs it alone
+        place.chmod(0o755)
+        home = place / "home"
         home.mkdir()
         os.chown(home, 4711, 4711)
         user = CommonUser(home, User(4711, 4711).command())
@@ -149,3 +151,5 @@ def as_common_user(folder: Path) -> Iterator[CommonUser]:
             process.wait(WAIT_S)
             if process.stdout is not None:
                 process.stdout.close()
+        if place is not None:
+            shutil.rmtree(place)

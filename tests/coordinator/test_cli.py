@@ -27,7 +27,7 @@ from coordinator.storage.schema import newest_schema
 from tests import commands as processes
 from tests.coordinator.fake_site import FakeSite, write_initial
 from tools.world import Service, free_port
-from wardround.errors import TryAgain
+from wardround.errors import NeedsPerson, TryAgain
 from wardround.local import control, directory
 from wardround.records.invitation import Invitation
 from wardround.signing import certificates
@@ -382,6 +382,8 @@ def exported(state: Path, folder: Path, told: dict[str, Any]) -> None:
         patched.setattr(models, "has_torch", lambda: False)
         words = ["models", "export", "trial", "--out", folder, "--state", state]
         done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+        with pytest.raises(NeedsPerson, match="the weights are written, and ONNX is not: torch is not installed here"):
+            CliRunner().invoke(app, [*map(str, words), "--force", "--onnx"], catch_exceptions=False)
     names = ("model.safetensors", "card.json", "study.json", "MODEL_CARD.md")
     assert done.stdout.split() == [str(folder / name) for name in names]
     assert "warning: without a program: torch is not installed here; where it is: `fl-lab program" in done.stderr

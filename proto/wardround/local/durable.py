@@ -48,12 +48,7 @@ def make_folder(path: Path, mode: int = 0o700, *, lasting: bool = True) -> None:
 
 
 def write_file(
-    path: Path,
-    data: Buffer | Iterable[Buffer],
-    *,
-    mode: int = 0o600,
-    replace: bool = True,
-    lasting: Lasting = "all",
+    path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600, replace: bool = True, lasting: Lasting = "all"
 ) -> None:
     """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece.
 
