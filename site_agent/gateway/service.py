@@ -140,8 +140,8 @@ class RequestDispatcher:
             case peer_requests.ForgetPeer(site, by):
                 handler.peers.forget(site, _person(by))
                 return Done()
-            case peer_requests.CheckSum(study, round_, blocks):
-                return agent.check_sum(study, round_, blocks)
+            case peer_requests.CheckSum():
+                return agent.check_sum(request)
             case requests.Leave(by):
                 return requests.Left(tuple(agent.leave(_person(by))))
 
