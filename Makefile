@@ -82,6 +82,7 @@ evidence-faults: dev
 	$(BIN)/python -m tools.evidence_kills
 	$(BIN)/python -m tools.evidence_kills --model "8 MB"
 	$(BIN)/python -m tools.evidence_kills --secure --kills 200
+	$(BIN)/python -m tools.evidence_stops
 	$(BIN)/python -m tools.evidence_syscalls
 	$(BIN)/python -m tools.evidence_disk --side coordinator
 	$(BIN)/python -m tools.evidence_disk --side site

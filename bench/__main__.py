@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import rounds, sites, step_cost
+from bench import rounds, sites, starts, step_cost
 from bench.peers import flower
 from bench.table import plots, table
 
@@ -23,7 +23,11 @@ def main() -> None:
     parser.add_argument("--sites", nargs="+", type=int, default=[4], help="agents of real processes, at most 16")
     parser.add_argument("--rounds", type=int, default=12, help="of each study; the first two are not counted")
     parser.add_argument("--crowds", nargs="*", type=int, default=[], help="simulated sites on one coordinator")
+    parser.add_argument("--connected", nargs="*", type=int, default=[], help="sites that are connected and idle")
     parser.add_argument("--encodings", nargs="*", default=[], help="of the updates, with the last of the payloads")
+    parser.add_argument(
+        "--starts", action="store_true", help="how long every command's help and a service's start take"
+    )
     parser.add_argument("--secure", action="store_true", help="each round with secure aggregation too, in the same run")
     parser.add_argument("--peers", action="store_true", help="Flower beside it, in the same run")
     parser.add_argument("--full", action="store_true", help="everything that docs/performance.md has")
@@ -31,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.full:
         options.payloads = list(rounds.PAYLOADS)
-        options.sites, options.crowds = [2, 4, 8, 16], [4, 16, 64]
+        options.sites, options.crowds, options.connected = [2, 4, 8, 16], [4, 16, 64], [1000]
         options.encodings = ["bfloat16", "int8", "topk"]
     found = []
     for one in _measured(options):
@@ -45,6 +49,8 @@ def main() -> None:
 
 
 def _measured(options: argparse.Namespace) -> Iterator[Measured]:
+    if options.starts or options.full:
+        yield from starts.measure()
     yield step_cost.measure()
     yield rounds.idle()
     for payload in options.payloads:
@@ -58,6 +64,8 @@ def _measured(options: argparse.Namespace) -> Iterator[Measured]:
         yield rounds.measure("resnet18", options.sites[0], options.rounds, encoding)
     for count in options.crowds:
         yield sites.measure(count, options.rounds)
+    for count in options.connected:
+        yield sites.connected(count)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.processes import cpu_seconds, peak_mib, threads
+from bench.processes import cpu_seconds, own_mib, peak_mib, threads
 from coordinator.state_directory import State
 from fl_algorithms.resolving import resolve
 from tests.coordinator.fake_site import FakeSite
 from tools.world import World
+from wardround import __version__
 from wardround.local import control
 from wardround.records.study import StudyFile
 from wardround.tensors.files import file_header
 from wardround.tensors.manifests import TensorSpec
+from wardround.v1 import federation_pb2 as pb
 
 WAIT_S = 600
 SPECS = (TensorSpec("bias", "F32", (2,)), TensorSpec("weight", "F32", (10, 15)))  # 152 parameters
@@ -63,6 +65,31 @@ def measure(sites: int, rounds: int) -> dict[str, Any]:
         "seconds": round(statistics.median(seconds), 4),
         "p95_seconds": round(statistics.quantiles(seconds, n=20, method="inclusive")[-1], 4),
         "coordinator_cpu_seconds": round(used, 3), "coordinator_peak_mib": round(peak, 1), "coordinator_threads": count,
+    }  # fmt: skip
+
+
+def connected(sites: int) -> dict[str, Any]:
+    """Memory and threads of a coordinator to which so many sites are connected, and nothing is asked of them."""
+    with tempfile.TemporaryDirectory(prefix="wardround-bench-") as folder, World(Path(folder) / "state") as world:
+        world.init()
+        pid = world.serve().process.pid
+        waiting: list[FakeSite] = []
+        try:
+            for number in range(sites + 1):  # the first one loads what a connection needs
+                fields = {"command": "invite", "site": f"site-{number:04d}", "expires_s": INVITED_AT_ONCE_S}
+                invited = control.call(State(world.coordinator_state).control, fields, timeout_s=WAIT_S)
+                waiting.append(FakeSite(invited["invitation"]))
+                waiting[-1].watch()
+                waiting[-1].federation.Studies(pb.StudiesRequest(agent_version=__version__), timeout=WAIT_S)
+                if number == 0:
+                    before, few = own_mib(pid), threads(pid)
+            after, many = own_mib(pid), threads(pid)
+        finally:
+            for site in waiting:
+                site.close()
+    return {
+        "bench": "connected sites", "sites": sites, "coordinator_mib": round(after, 1),
+        "kib_a_site": round((after - before) * 1024 / sites, 1), "threads_a_site": round((many - few) / sites, 2),
     }  # fmt: skip
 
 

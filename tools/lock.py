@@ -19,16 +19,18 @@ FOLDER = ROOT / "deploy" / "lock"
 OLDEST_PYTHON = "3.11"
 SITE_EXTRAS = ("site", "dicom", "monai")
 SERVICE_EXTRAS = ("dashboard", "metrics", "postgres")
+GATEWAY_EXTRAS = ("metrics", "sbom")  # `audit pack` wants the bill of software
 BUILD = "build.txt"
 LOCKS: dict[str, tuple[str, ...]] = {
     "coordinator.txt": (), "coordinator-service.txt": SERVICE_EXTRAS, "site.txt": SITE_EXTRAS,
-    "site-cpu.txt": SITE_EXTRAS,
+    "site-cpu.txt": SITE_EXTRAS, "gateway.txt": GATEWAY_EXTRAS,
 }  # fmt: skip
 ONLY_CUDA = re.compile(r"(nvidia-.*|cuda-.*|triton)")
 TORCH = ("torch", "torchvision")
 ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)[^\n]*\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.MULTILINE)
 HEADS = {
-    "coordinator.txt": "A coordinator, a gateway without the trainer, or an auditor.",
+    "coordinator.txt": "A coordinator or an auditor.",
+    "gateway.txt": "A gateway without the trainer, with metrics and the bill of software that `audit pack` writes.",
     "coordinator-service.txt": "A coordinator with its dashboard, metrics and PostgreSQL.",
     BUILD: "What makes our own wheel of a checkout, as pyproject.toml's [build-system] asks.",
     "site.txt": "A site with PyTorch as the index has it: with CUDA on Linux.",

@@ -14,6 +14,7 @@ from coordinator.cli.options import Force, State
 from coordinator.models import Which
 from coordinator.requests import ShowReport
 from wardround.cli import Json, group, print_json, say
+from wardround.errors import NeedsPerson
 from wardround.local import outputs
 
 PROGRAM_S = 600
@@ -55,6 +56,11 @@ def export_model(
         return
     for file in files:
         print(file)
+    if why and onnx:
+        raise NeedsPerson(
+            f"the weights are written, and ONNX is not: {why}",
+            hint="leave --onnx out, or export where torch and `wardround[onnx]` are installed",
+        )
     if why:
         say(f"warning: without a program: {why}")
     say(f"next: {out / 'MODEL_CARD.md'} says what it is and how to load it")

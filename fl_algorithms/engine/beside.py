@@ -82,14 +82,16 @@ def session_at(
     device: Device = CPU,
     *,
     score_at_once: bool = True,
+    shares_download: bool = False,
 ) -> Session:
     """The site's session, with one beside it where the study asks for that. Arguments and errors as ``SiteSession``."""
     at_site = study.at(site)
+    how = {"score_at_once": score_at_once, "shares_download": shares_download}
     if not at_site.trains_alone:
-        return SiteSession(study, site, task, data, state, own, device, score_at_once=score_at_once)
+        return SiteSession(study, site, task, data, state, own, device, **how)
     first, second = (None, None) if state is None else _divided(state)
-    first_session = SiteSession(study, site, task, data, first, own, device, score_at_once=score_at_once)
-    alone = SiteSession(at_site.alone(), site, task, data, second, device=device, score_at_once=score_at_once)
+    first_session = SiteSession(study, site, task, data, first, own, device, **how)
+    alone = SiteSession(at_site.alone(), site, task, data, second, device=device, **how)
     return Beside(first_session, alone)
 
 

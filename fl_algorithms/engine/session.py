@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, judged
-from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic, seen_at_home
+from fl_algorithms.engine.device import CPU, Device, at_home, have_same_bits, make_deterministic, seen_at_home
 from fl_algorithms.engine.encoding import Encoder
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.judging import reduced_loss
@@ -158,6 +158,7 @@ class SiteSession:
         device: Device = CPU,
         *,
         score_at_once: bool = True,
+        shares_download: bool = False,
     ) -> None:
         """Set this process's torch to be deterministic, build the networks, and go on from ``state`` if given.
 
@@ -167,6 +168,8 @@ class SiteSession:
             task: as the site reads its data; ``partition.task_at`` says.
             own: private tensors to begin with in place of those drawn, by name; ``state`` has them already.
             score_at_once: False leaves the test split alone until ``scored`` is asked for a checkpoint's scores.
+            shares_download: whether a checkpoint has no copy of a tensor that is as it was downloaded, but that one;
+                for who writes checkpoints down and changes no download.
 
         Raises:
             BadData: ``state`` is of another study or another network.
@@ -184,7 +187,7 @@ class SiteSession:
         shared = upload_specs(own_study, algorithm, networks)
         self._encoder = Encoder(own_study.encoding, shared)
         self._brought = {spec.key for spec in download_specs(own_study, shared)}  # by each download
-        self._score_at_once = score_at_once
+        self._score_at_once, self._shares_download = score_at_once, shares_download
         self._spare: dict[str, nn.Module] | None = None  # networks that take a checkpoint's tensors for a while
         self._iterators: dict[str, dict[str, int]] = {}  # phase -> its place, where iterators live as long as the run
         self._best_loss: float | None = None
@@ -378,13 +381,28 @@ class SiteSession:
     def _checkpoint(self, kind: str, model_round: int, networks: Networks, validated: _Judgement) -> Checkpoint:
         """The networks as they are now. ``validated`` is what the validation split said of them."""
         data, metric = self._context.data, self._context.task.headline
-        tensors = {key: at_home(tensor) for key, tensor in all_tensors(networks).items()}
+        came = self._downloaded() if self._shares_download else {}
+        tensors = dict[str, Tensor]()
+        for key, tensor in all_tensors(networks).items():
+            found = came.get(tensor.data_ptr())
+            same = found is not None and have_same_bits(found, tensor)
+            tensors[key] = found if found is not None and same else at_home(tensor)
         split, scores = "validation" if data.test is None else "test", validated.metrics
         if data.test is not None:
             scores = self._tested(networks, data.test, validated.fit) if self._score_at_once else {}
         return Checkpoint(
             kind, model_round, tensors, scores.get(metric), metric, split, validated.loss, scores, validated.fit
         )  # fmt: skip
+
+    def _downloaded(self) -> dict[int, Tensor]:
+        """The downloaded tensors, by where the live ones of the same names lie."""
+        context = self._context
+        return {
+            tensor.data_ptr(): context.base[share.bundle][name]
+            for share in context.algorithm.shares
+            for name, tensor in share.tensors(context.networks).items()
+            if name in context.base.get(share.bundle, {})
+        }
 
     def _tested(self, networks: Networks, test: Split, fit: Mapping[str, Any]) -> dict[str, float | None]:
         """Every metric on the test split. ``fit``: what the validation split said of these networks."""

@@ -290,7 +290,7 @@ def _refuse(context: Context, phase: Phase) -> None:
     elif any(isinstance(module, BATCH_NORMS) for one in context.networks.values() for module in one.modules()):
         why = f"model `{study.model.name}` with batch norms, whose statistics are a batch's own"
     for name, field in TrainingSection.model_fields.items():
-        if name not in KNOWN and getattr(study.training, name) != field.get_default():
+        if name not in KNOWN and getattr(study.training, name) != field.get_default(call_default_factory=True):
             why = f"`{name}` in [training]"
     if why:
         raise BadData(f"the batched engine does not train {why}", hint=PLAIN)

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 WORDS = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
 BOUNDS = (("minimum", "at least"), ("exclusiveMinimum", "above"), ("maximum", "at most"), ("exclusiveMaximum", "below"))
@@ -67,7 +68,7 @@ def _keys(table: type[BaseModel], given: Mapping[str, Any], prefix: str, *, opti
     schema = table.model_json_schema()
     for name, field in table.model_fields.items():
         described = schema["properties"].get(name, {})
-        default = given.get(name, described.get("default"))
+        default = given.get(name, described.get("default", _made(field)))
         inner, many = _table_inside(field.annotation), described.get("type") in ("array", "object")
         if inner is None or not issubclass(inner, BaseModel) or not inner.model_fields or _is_open(inner):
             yield Key(prefix + name, table, default, _range(described, schema), field.is_required(), optional)
@@ -76,6 +77,12 @@ def _keys(table: type[BaseModel], given: Mapping[str, Any], prefix: str, *, opti
             inside = default if isinstance(default, Mapping) else {}
             yield Key(prefix + name, table, None, "tables" if many else "a table", field.is_required(), left_out, inner)
             yield from _keys(inner, inside, f"{prefix}{name}{'[]' if many else ''}.", optional=left_out)
+
+
+def _made(field: FieldInfo) -> Any:
+    """The table that a field makes where none is given, as JSON has it; None where it makes none."""
+    made = field.get_default(call_default_factory=True) if field.default_factory else None
+    return made.model_dump(mode="json") if isinstance(made, BaseModel) else None
 
 
 def _is_open(table: type[BaseModel]) -> bool:

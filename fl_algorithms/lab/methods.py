@@ -164,14 +164,14 @@ def _combinations(row: MethodRow) -> list[str]:
     fields = row.settings.model_fields
     found = []
     if "server" in fields:
-        default = fields["server"].get_default()
+        default = fields["server"].get_default(call_default_factory=True)
         found.append(
             "a server optimizer after the mean: [algorithm.server]"
             if default is None
             else f"its server optimizer is {default.optimizer}: [algorithm.server]"
         )
     if "soup" in fields:
-        made_of_it = fields["soup"].get_default() is not None
+        made_of_it = fields["soup"].get_default(call_default_factory=True) is not None
         found.append(f"{'its' if made_of_it else 'a'} soup of the shared parameters: [algorithm.soup]")
     if takes_rule(row):
         found.append("a robust rule in place of the mean: [aggregation]")

@@ -114,7 +114,7 @@ class FendaImagesSettings(TwoExtractorsSettings):
 
     networks = CLASSIFIERS
 
-    shared: Named = Field(default=Named(name="resnet18"), validate_default=True)
+    shared: Named = Field(default_factory=lambda: Named(name="resnet18"), validate_default=True)
     dropout: Dropout = 0.3
 
 
@@ -124,4 +124,4 @@ class FendaMasksSettings(TwoExtractorsSettings):
     networks = SEGMENTERS
     masks = True
 
-    shared: Named = Field(default=Named(name="unet"), validate_default=True)
+    shared: Named = Field(default_factory=lambda: Named(name="unet"), validate_default=True)

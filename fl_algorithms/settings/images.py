@@ -87,7 +87,7 @@ class PixelSettings(Strict):
     normalize: Literal["site", "image", "foreground"] = "site"
     mean: tuple[float, ...] = ()
     std: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    augment: Augmentation = Augmentation()
+    augment: Augmentation = Field(default_factory=Augmentation)
     image: str = Field(default="image", min_length=1)  # the column of the file's name, in a table beside a folder
     patient: str = ""  # the column, or the array, that says who it is; "": one image a patient
     max_pixels: int = Field(default=50_000_000, ge=1, le=2**31)  # of one file, refused before it is decoded

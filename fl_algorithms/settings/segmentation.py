@@ -46,7 +46,7 @@ class SegmentationSettings(PixelSettings):
     values: tuple[Annotated[int, Field(ge=0, le=65535)], ...] = ()
     loss: Literal["dice", "dice_ce"] = "dice_ce"
     class_weights: Weights = "none"
-    patches: Patches = Patches()
+    patches: Patches = Field(default_factory=Patches)
     hausdorff: bool = False
     headline: Literal["dice"] = "dice"
 

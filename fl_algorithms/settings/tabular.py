@@ -195,7 +195,7 @@ class TableSettings(Strict):
     """
 
     features: tuple[Feature, ...] = Field(min_length=1)
-    missing: Missing = Missing()
+    missing: Missing = Field(default_factory=Missing)
     patient: str = ""
     duplicates: Literal["warn", "refuse"] = "warn"
 

@@ -121,6 +121,7 @@ def state_option(program: str, purpose: str) -> Any:
         metavar="DIR",
         default_factory=lambda: default_state(program),
         show_default=described_default(program),
+        readable=False,  # each command says itself what it cannot read, and `dashboard --users` reads none of it
         help=purpose,
     )
 

@@ -208,6 +208,8 @@ def models_export(
     for file in files:
         print(file)
     cli.say("preprocessing.json was computed from patients: handle it as what it is")
+    if without is not None and onnx:
+        raise NeedsPerson(f"the weights are written, and ONNX is not: {without.message}", hint=without.hint)
     if without is not None:
         cli.say(f"warning: without a program: {without.message}")
         cli.say(f"hint: {without.hint}")

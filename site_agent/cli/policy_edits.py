@@ -134,7 +134,7 @@ def _proposed(here: "SiteState") -> "Proposed":
 def _print_proposed(waiting: "Proposed") -> None:
     for change in waiting.changes:
         print(change)
-    print(f"policy {waiting.sha256[:12]}…: agreed to by {' and '.join(waiting.by)}, of {waiting.persons} people")
+    print(f"policy {waiting.sha256[:12]}…: agreed to by {' and '.join(waiting.by)}; {waiting.persons} must")
 
 
 def in_force(here: "SiteState") -> bytes:
@@ -143,13 +143,10 @@ def in_force(here: "SiteState") -> bytes:
     Where several people must agree to each change, what lies there may have been changed by hand: then it is the one to
     which they agreed last.
     """
-    from site_agent import audit
+    from site_agent.audit.policies import agreed
     from site_agent.gateway.policy import policy
-    from wardround.records.ledger.decided import PolicyEntry
 
-    entries = [line.entry for line in audit.lines(here.ledger) if isinstance(line.entry, PolicyEntry)]
-    last = next((entry for entry in reversed(entries) if entry.sha256), None)
-    if last is not None and last.sha256 and (last.persons or 1) > 1:
+    if (last := agreed(here.ledger)) is not None:
         return here.policy_text(last.sha256) or b""
     return policy.read(here.policy) if here.policy.exists() else b""
 

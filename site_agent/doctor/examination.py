@@ -64,7 +64,7 @@ def examine(
         )
     yield from _disputed(here)
     yield from _trainer(here, service, environment)
-    yield studies.in_force(here.policy)
+    yield studies.in_force(here.policy, here.ledger)
     coordinator = Name(site.federation, "coordinator").uri
     yield from studies.studies(study_rows(here, coordinator))
 

@@ -1,8 +1,10 @@
 """The studies: which wait for a person, and which cannot go on as they were approved; and whether there is a policy."""
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from site_agent.audit.policies import agreed
 from site_agent.gateway.consent.rows import StudyRow
 from site_agent.gateway.policy import policy
 from wardround.checkup import Finding, of_error, ok, problem, warning
@@ -38,10 +40,18 @@ def _study(row: StudyRow) -> list[Finding]:
     return [ok(about, f"{row.state}, round {min(row.round, row.rounds)} of {row.rounds}")]
 
 
-def in_force(path: Path) -> Finding:
-    """Whether there is a policy, and it is one."""
+def in_force(path: Path, ledger: Path) -> Finding:
+    """Whether there is a policy, and it is one, and the one to which as many people agreed as had to."""
     try:
-        found = policy.load(path)
+        found, last = policy.load(path), agreed(ledger)
+        if last is not None and hashlib.sha256(policy.read(path)).hexdigest() != last.sha256:
+            return problem(
+                "policy",
+                f"{path} was changed by hand, and {last.persons} different people must agree to each change: "
+                "nothing leaves",
+                f"each of them: `site-agent policy apply {path}`; or put back what they agreed to: "
+                f"`site-agent policy show {last.sha256[:12]}`",
+            )
     except NeedsPerson as error:
         return warning("policy", error.message, error.hint)
     except WardroundError as error:

@@ -304,8 +304,10 @@ class Rounds:
         journal.phase, journal.decision = "decided", receipt.decision
         consent = self._state.consent(journal.study)  # a site that evaluates goes on from what it has judged
         journal.applied = not journal.update and not (consent is not None and consent.evaluates)
-        self._state.save_journal(journal, "content")
-        self._settle(journal, interrupt)
+        if journal.applied:
+            self._state.save_journal(journal, "content")
+        else:
+            self._settle(journal, interrupt)  # and then it is written down; until then the ledger has it
 
     def _settle(self, journal: Journal, interrupt: Interrupt) -> None:
         """Let the trainer hear a decision that it has not heard. The ledger has it, whatever the journal says."""

@@ -283,7 +283,7 @@ def _policy(proposed: Proposed, *, may_decide: bool) -> Iterator[Block]:
         yield Answer("good", "No change of the policy waits for a person.")
         return
     yield Answer(
-        "open", f"A change waits: agreed to by {_and(proposed.by)}, of {proposed.persons} different people.",
+        "open", f"A change waits for another person: agreed to by {_and(proposed.by)}; {proposed.persons} must.",
         "What is in force stays until all have agreed.",
     )  # fmt: skip
     yield Heading("What it says otherwise")

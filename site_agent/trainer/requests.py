@@ -1,4 +1,4 @@
-"""A request in, its answer or an error of ours out: the trainer's border. No torch until a request needs it.
+"""A request in, its answer or an error of ours out: the trainer's border. No torch or numpy until one needs it.
 
 Nothing but a ``WardroundError`` leaves, and of it only ``code``, a DECLINED name, may go further than the hospital.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fl_algorithms.engine.hardware import Hardware
 from site_agent.handoff import ROUND_REQUESTS, OnProgress
-from site_agent.trainer.data import changes, inspection, summaries
+from site_agent.trainer.data import changes
 from site_agent.trainer.vault import models
 from site_agent.trainer.vault.states import Vault
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
@@ -69,6 +69,8 @@ class Requests:
         match request:
             case records.Inspect():
                 with _installed("reading images needs it"):
+                    from site_agent.trainer.data import inspection
+
                     return inspection.inspect(request.files, _throttled(progress))
             case records.HashFiles():
                 return changes.hash_files(self._state, request.data)
@@ -81,6 +83,8 @@ class Requests:
             case records.Examine():
                 return self._rounds.examine(request)
             case records.Summarize():
+                from site_agent.trainer.data import summaries
+
                 return summaries.summarized(self._state, request)
             case records.DraftMapping():
                 return self._rounds.draft_mapping(request)

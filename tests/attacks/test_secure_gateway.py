@@ -10,9 +10,12 @@ import pytest
 
 from site_agent import audit
 from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.enrolment.identity import Identity
+from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit import egress
 from site_agent.gateway.secure.due import MOST
-from tests.secure_world import public
+from site_agent.state.directory import SiteState
+from tests.secure_world import key_of, public
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
 from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
@@ -210,6 +213,56 @@ def test_another_revision_from_the_same_model_with_one_site_less(tmp_path: Path)
         world.unmask(there)
         assert not np.array_equal(total - world.total, alone), "dublin's update is the difference of two sums"
     assert all("of the study with digest" in one and "began with the same model" in one for (one,) in told)
+    assert not world.attempt.agreements
+    world.close()
+
+
+def rolled_over(world: SecureSites, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`audit rollover` at a site, which is started again."""
+    monkeypatch.setattr(SiteState, "site", lambda self: None)
+    monkeypatch.setattr(Identity, "ledger_key", lambda self: key_of(site))
+    world.hospitals[site].ledger.close()
+    roll_over(world.hospitals[site].state)
+    world.hospitals[site] = world.hospitals[site].restart()
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/secure/exchange.py")
+def test_an_honest_ledger_called_changed_for_it_was_rolled_over_in_a_round(
+    world: SecureSites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator takes a ledger no longer between signature and opening. The new one had an opening of a set that
+    no line of it agrees to: both verifiers called the hospital's ledger changed."""
+    world.open(1)
+    world.upload(1, world.sites)
+    world.agree(world.sites)
+    rolled_over(world, "bergen", monkeypatch)
+    world.unmask(world.sites)
+    hospital = world.hospitals["bergen"]
+    assert [line["round"] for line in hospital.lines("opened")] == [1]
+    verdict, code = audit.verify(hospital.state.ledger)
+    assert code != audit.TAMPERED, verdict.reason
+    assert verify_ledger.judge(hospital.state.ledger)[0] == code
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/exit/ledger_opening.py")
+def test_a_second_set_after_the_ledgers_were_rolled_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum of round 1 is opened. Then the coordinator takes three ledgers no longer, so that their people begin new
+    ones, as the hint says, in which no set was ever signed: round 1 again, without dublin."""
+    world = SecureSites(tmp_path, ("amsterdam", "bergen", "charite", "dublin"))
+    world.run(1)
+    there = ("amsterdam", "bergen", "charite")
+    for site in there:
+        world.check(site, 2)
+        rolled_over(world, site, monkeypatch)
+        assert not world.hospitals[site].lines("agreed")
+    world.models.pop()
+    world.open(1, attempt=2, sites=there)
+    world.upload(1, there, attempt=2)
+    world.agree(there)
+    for site in there:
+        assert world.hospitals[site].declined == [
+            "this site has signed another set for round 1 and signs no second one"
+        ]
     assert not world.attempt.agreements
     world.close()
 

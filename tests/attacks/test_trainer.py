@@ -7,7 +7,7 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,21 @@ import pytest
 from site_agent import audit
 from site_agent.gateway.consent.rows import study_rows
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.measure import measure
 from site_agent.handoff import Trainer, trainer_socket
+from site_agent.state.consent import Consent, Shown, TrainedData
 from site_agent.state.directory import Journal, SiteState
+from site_agent.state.offer import encoding_in
 from tests.attacks.exit_world import LARGE, ExitWorld, Spoil, nothing
 from tests.attacks.taken_over import SECCOMP_ALONE, as_common_user, inside, on_a_terminal, taken_over
 from tests.site_agent.fake_trainer import SHARED, write_tensors
+from tests.site_agent.secure_sites import study_of
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools.world import Service
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
 from wardround.local import control, durable, sockets
-from wardround.records.trainer import BrokenProtocol, Commit
+from wardround.records.trainer import BrokenProtocol, Commit, FilesStatus
+from wardround.tensors.codecs import encoded
 from wardround.tensors.files import file_header
 from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
@@ -396,6 +401,52 @@ def test_nonfinite_leaves(exit_world: ExitWorld, value: float, place: int, caplo
         "tensor `shared.bias` of the update for `hearts`: 1 of 64 values are not finite; nothing was sent"
         in caplog.text
     )
+
+
+UNWRITTEN: dict[str, tuple[dict[str, Any], str, Callable[[Any], None]]] = {
+    "order of the places": ({"name": "topk", "fraction": 0.25}, "model_index/w", lambda places: places[::-1].sort()),
+    "a place twice": ({"name": "topk", "fraction": 0.25}, "model_index/w", lambda places: places.fill(3)),
+    "a place outside": ({"name": "topk", "fraction": 0.25}, "model_index/w", lambda places: places[-1:].fill(64)),
+    "signs of both": ({"name": "int8", "block": 16}, "model_scale/w", lambda scales: np.negative(scales, out=scales)),
+    "a number of no value": ({"name": "int8", "block": 16}, "w", lambda numbers: numbers[:1].fill(-128)),
+}
+
+
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/measure.py")
+@pytest.mark.parametrize("form", UNWRITTEN)
+def test_more_than_the_values_in_an_encoding(tmp_path: Path, form: str) -> None:
+    """The order of ten thousand places is a hundred thousand bits beside the update, and the mean is the same: only an
+    honest coordinator refused it, after it had come."""
+    settings, where, spoil = UNWRITTEN[form]
+    document = {**study_of(("amsterdam", "bergen", "charite")).document(), "encoding": settings}
+    del document["secure_aggregation"]
+    encoding, shared = encoding_in(document).encoding, (TensorSpec("w", "F32", (8, 8)),)
+    upload = encoding.sent(shared)
+    values = np.random.default_rng(1).normal(size=64).astype("<f4")
+    parts = encoded(encoding, shared[0], values)
+    path, consent = tmp_path / "update.safetensors", held_consent(document, upload, shared)
+
+    def write() -> None:
+        durable.write_file(path, [file_header(upload), *(np.ascontiguousarray(parts[s.key]).tobytes() for s in upload)])
+
+    write()
+    measure(path, consent)
+    parts[where] = parts[where].copy()
+    spoil(parts[where].reshape(-1))
+    write()
+    with pytest.raises(BadData, match="never writes"):
+        measure(path, consent)
+
+
+def held_consent(document: Any, upload: tuple[TensorSpec, ...], shared: tuple[TensorSpec, ...]) -> Consent:
+    """A consent to a study of these tensors."""
+    return Consent(
+        study="hearts", revision=1, study_digest="ab" * 32, metrics=(), counts="uniform", rows=1, validation_rows=1,
+        data=TrainedData("patients", "ab" * 32), approved_by=PERSON, approved_at="2026-01-01T00:00:00.000Z",
+        state="approved", exposure="", attempts=8, document=document, averages=True, upload=upload, private=(),
+        download=shared, personalized="", files=FilesStatus(data="ab" * 32, weights=""),
+        account=Shown("ab" * 32, "ab" * 32, 1, "2026-01-01T00:00:00.000Z", {}),
+    )  # fmt: skip
 
 
 @pytest.mark.attack(promise="P1", refused_by="site_agent/gateway/downloads.py")

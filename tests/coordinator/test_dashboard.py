@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from coordinator import reading
 from coordinator.answers import Changed, SiteList, SiteRow, StudyRow, StudyStatus
@@ -104,6 +105,20 @@ def test_the_service_is_asked_once_for_each_change(place: Place, dashboard: Dash
     assert dashboard.live.version == version
     assert len(pages_seen) == 5
     assert len(asked) == 3  # studies, the study's status, sites
+
+
+def test_a_dashboard_of_a_user_of_its_own_may_not_look_into_the_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container the default place exists, and is another user's: no command was taken there."""
+    state, apart, access = tmp_path / "state", tmp_path / "apart", os.access
+    state.mkdir()
+    apart.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != state and access(path, mode))
+    monkeypatch.setenv("WARDROUND_STATE", str(state))
+    Users(apart / "users.json", CHEAP).put("dana", PASSWORD, "look")
+    done = CliRunner().invoke(commands.app, ["user", "list", "--users", str(apart)])
+    assert (done.exit_code, done.output) == (0, "dana\n")
 
 
 def test_a_provider_needs_to_know_where_the_dashboard_is(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from hypothesis import given
 
 from coordinator.models.kept import add_model, manifest_from_document
 from coordinator.storage import database, sqlite, tables
 from coordinator.storage.database import Store
-from coordinator.storage.schema import alembic_config, newest_schema
+from coordinator.storage.schema import alembic_config, newest_schema, schemas
 from coordinator.studies.history import uploads_of
 from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
 from coordinator.studies.study import load_studies, new_study
@@ -45,6 +46,11 @@ def test_the_migrations_make_exactly_the_tables_that_the_program_uses(store: Sto
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), tables.Base.metadata) == []
     engine.dispose()
+
+
+def test_the_names_of_the_migrations_say_what_alembic_reads_in_them() -> None:
+    revisions = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    assert schemas() == [row.revision for row in revisions][::-1]
 
 
 def test_upgrading_twice_changes_nothing(store: Store) -> None:

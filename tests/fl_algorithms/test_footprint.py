@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.engine.algorithm import compute_logits, judged
+from fl_algorithms.engine.device import have_same_bits
 from fl_algorithms.engine.footprint import row_bytes
 from fl_algorithms.engine.judging import evaluation_parts
 from fl_algorithms.engine.partition import task_of
 from fl_algorithms.tasks.selection import chosen
-from tests.fl_algorithms.toys import U, data_of, session_of, toy_masks, toy_study
+from tests.fl_algorithms.toys import U, data_of, plus, session_of, start_of, toy_masks, toy_study
 
 BYTES = "fl_algorithms.engine.judging.EVALUATION_BYTES"
 
@@ -90,3 +91,34 @@ def test_masks_are_judged_a_few_at_a_time() -> None:
     assert found.logits is None
     assert found.rows is not None
     assert len(found.rows) == 5
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fenda", "fedbn", "moon", "ditto"])
+def test_a_checkpoint_shares_what_came_and_is_the_same_to_the_bit(method: str) -> None:
+    """Whoever writes it down at once needs no copy of the model; training goes on beside it and does not change it."""
+    study = toy_study(method)
+    base = start_of(study)
+    with_copies, sharing = session_of(study), session_of(study, shares_download=True)
+    after = [session.train(1, base) for session in (with_copies, sharing)]
+    base = plus(base, after[0])
+    kept = {name: tensor.clone() for name, tensor in base["model"].items()}
+    copied, shared = (session.train(2, base).checkpoints for session in (with_copies, sharing))
+    for one, other in zip(copied, shared, strict=True):
+        assert (one.kind, one.round) == (other.kind, other.round)
+        assert one.tensors.keys() == other.tensors.keys()
+        assert all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+    came = {tensor.data_ptr() for part in base.values() for tensor in part.values() if tensor.numel()}
+    (latest,) = (one for one in shared if one.kind == "latest")
+    assert came <= {tensor.data_ptr() for tensor in latest.tensors.values()}
+    assert not came & {tensor.data_ptr() for one in copied for tensor in one.tensors.values()}
+    assert all(torch.equal(tensor, kept[name]) for name, tensor in base["model"].items())
+
+
+def test_what_differs_in_a_sign_of_nothing_is_copied() -> None:
+    zero, minus = torch.zeros(3), -torch.zeros(3)
+    assert torch.equal(zero, minus)
+    assert not have_same_bits(zero, minus)
+    assert have_same_bits(minus, minus.clone())
+    assert have_same_bits(torch.full((2,), float("nan")), torch.full((2,), float("nan")))
+    assert not have_same_bits(torch.zeros(2, 3).T, torch.zeros(3, 2))
+    assert not have_same_bits(torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32))

@@ -502,6 +502,7 @@ def test_data_that_changed_since_approval_is_said_until_it_is_approved_again(wor
     assert (row.state, row.changes) == ("approved", ())
     world.coordinator.assign(STUDY, 1)
     world.trainer.wait_asked("commit")
+    wait_until(lambda: world.state.journal(STUDY).decision, "the journal has what the trainer heard", 30)
     (row,) = study_rows(world.state, "spiffe://test/coordinator")
     assert (row.state, world.state.journal(STUDY).declined) == ("running", "")
 

@@ -34,6 +34,14 @@ def test_help_answers_without_torch_grpc_or_cryptography() -> None:
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout.strip() == "set()"
 
 
+def test_the_trainers_listener_waits_without_torch_grpc_numpy_or_cryptography() -> None:
+    look = (
+        "import site_agent.trainer.listener, sys; print({'torch', 'grpc', 'numpy', 'cryptography'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_join_says_what_it_wrote_and_what_is_next(shell: Shell) -> None:
     said = shell.join().stdout
     assert f"Coordinator {shell.coordinator.address} of federation `test` verified" in said

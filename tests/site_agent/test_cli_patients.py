@@ -194,6 +194,10 @@ def test_export_says_why_it_has_no_program(hospital: Hospital, tmp_path: Path, m
     assert (out / "MODEL_CARD.md").exists()
     said = give(hospital, "models", "export", NAME, "--checkpoint", "latest", "--out", out, "--force", "--json")
     assert json.loads(said.stdout)["without_program"] == "this network has no text"
+    with pytest.raises(NeedsPerson) as refused:
+        give(hospital, "models", "export", NAME, "--checkpoint", "latest", "--out", out, "--force", "--onnx")
+    assert refused.value.message == "the weights are written, and ONNX is not: this network has no text"
+    assert refused.value.hint == "build it yourself"
 
 
 def test_program_is_written_beside_its_own_weights_alone(hospital: Hospital, tmp_path: Path) -> None:

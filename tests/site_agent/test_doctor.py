@@ -28,6 +28,7 @@ from site_agent.trainer.data import sources
 from tests.site_agent.fake_coordinator import Authority, FakeCoordinator
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.test_proxy import proxy
+from tests.site_agent.test_several_people import TWO_CHANGE
 from wardround import checkup
 from wardround.checkup import GIB, OK, PROBLEM, WARNING, Finding, Room
 from wardround.errors import TryAgain
@@ -478,6 +479,22 @@ def test_no_policy_and_one_that_is_none(well: SiteWorld) -> None:
     assert of(looked(well), "policy").state == PROBLEM
     well.draft()
     assert of(looked(well), "policy").text == "studies hearts of spiffe://test/coordinator"
+
+
+def test_a_policy_changed_by_hand_where_two_people_must_agree(well: SiteWorld) -> None:
+    agent = well.start()
+    well.wait_offered(STUDY)
+    well.draft(TWO_CHANGE)
+    well.approve()
+    agent.stop()
+    assert of(looked(well), "policy").state == OK
+    well.state.policy.write_bytes(well.state.policy.read_bytes().replace(b"persons = 2", b"persons = 1"))
+    found = of(looked(well), "policy")
+    assert (found.state, found.text) == (
+        PROBLEM,
+        f"{well.state.policy} was changed by hand, and 2 different people must agree to each change: nothing leaves",
+    )
+    assert found.fix.startswith(f"each of them: `site-agent policy apply {well.state.policy}`; or put back what")
 
 
 def test_a_receipt_that_cannot_be_believed_is_shown(well: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:

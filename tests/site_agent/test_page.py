@@ -242,6 +242,7 @@ def test_a_change_of_the_policy_waits_on_the_page_for_a_second_person(offered: S
         put(world, after, before, {"name": "dana", "uid": 1001})
     assert "a change of the policy waits for a further person" in browser.get("/")
     shown = browser.get("/policy")
+    assert "A change waits for another person: agreed to by dana; 2 must." in shown
     assert "release.updates: none before, every now" in shown
     status, said = browser.press(shown, "/policy/agree")  # of one name at a terminal and at the page
     assert (status, "has agreed to policy" in said) == (400, True)

@@ -157,7 +157,7 @@ def test_two_people_change_the_policy_at_a_terminal(shell: Shell, tmp_path: Path
     assert "hint: another person runs `site-agent policy agree`" in said
     shown = shell.run("policy", "proposed").stdout
     assert shown.splitlines()[0] == "release.updates: none before, every now"
-    assert f"policy {sha256(copy.read_bytes())[:12]}…: agreed to by 4001 (sudo), as {ME}, of 2 people" in shown
+    assert f"policy {sha256(copy.read_bytes())[:12]}…: agreed to by 4001 (sudo), as {ME}; 2 must" in shown
     assert shell.run("policy", "show", sha256(copy.read_bytes())[:12]).stdout == copy.read_text()
     said = shell.run("policy", "agree", "--yes", code=64, SUDO_UID="4001").stderr
     assert "already; the policy wants 2 different people" in said

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,7 +185,7 @@ def test_crash_while_a_round_is_kept_and_committed_leaves_the_old_or_the_new(
         keep(vault, 2)
         vault.commit(2)
 
-    for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=8):
+    for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=7):
         vault.open(DIGEST, {"study": "small"})
         assert current(vault) in (1, 2)
         if current(vault) == 1:
@@ -204,7 +205,7 @@ def test_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new(
     def second(vault: Vault) -> None:
         keep_model(vault, 2)
 
-    for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=3):
+    for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=2):
         (found,) = vault.checkpoints()
         assert found.card.round in (1, 2)
         found.verify_model()
@@ -267,6 +268,46 @@ def test_card_inside_the_model_counts_and_other_tools_read_the_model(vault: Vaul
     assert safetensors.torch.load_file(again.model)["w"].tolist() == [3.0, 3.0]
 
 
+def test_a_card_that_a_loss_of_power_tore_is_exported_as_it_stands_in_the_model(vault: Vault, tmp_path: Path) -> None:
+    keep_model(vault, 3)
+    (found,) = vault.checkpoints()
+    whole = (found.folder / "card.json").read_bytes()
+    (found.folder / "card.json").write_bytes(b"")
+    out = tmp_path.with_name(f"{tmp_path.name}-out")
+    (vault.folder / "study.json").write_bytes(canonical.dumps(small_study().document()))
+    models.export(tmp_path, "small", "latest", out)
+    assert (out / "card.json").read_bytes() == whole
+
+
+def test_a_round_whose_folder_a_loss_of_power_took_is_done_again(vault: Vault) -> None:
+    """The index may be there without the folder beside it: then its round was answered to nobody."""
+    keep(vault, 1)
+    pending = vault.pending(1, ORIGIN)
+    assert pending is not None
+    shutil.rmtree(vault.folder / pending.state.folder)
+    assert vault.pending(1, ORIGIN) is None
+    keep(vault, 1)
+    vault.commit(1)
+    assert current(vault) == 1
+
+
+def test_a_rounds_state_takes_five_fsyncs_and_a_checkpoint_two(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_model(vault, 1)
+    synced, really = list[Path](), durable._sync
+
+    def note(descriptor: int, path: Path) -> None:
+        synced.append(path)
+        really(descriptor, path)
+
+    monkeypatch.setattr(durable, "_sync", note)
+    keep_model(vault, 2)
+    assert [path.name for path in synced] == ["model.safetensors", "latest"]
+    synced.clear()
+    keep(vault, 2)
+    (state,) = (path.name for path in vault.folder.glob("state-*"))
+    assert [path.name for path in synced] == ["tensors.safetensors", "meta.json", state, "index.json", "1"]
+
+
 def test_model_without_a_card_or_with_anothers_is_refused(vault: Vault) -> None:
     keep_model(vault, 1)
     (found,) = vault.checkpoints()
@@ -303,11 +344,11 @@ def test_export_copies_model_card_preprocessing_and_study_and_writes_a_page(tmp_
     keep_model(vault, 1)
     exported = models.export(tmp_path, "small", "latest", tmp_path.with_name(f"{tmp_path.name}-out"))
     files = [Path(file) for file in exported.files]
-    names = ["model.safetensors", "card.json", "preprocessing.json", "study.json", "MODEL_CARD.md"]
+    names = ["card.json", "preprocessing.json", "study.json", "MODEL_CARD.md", "model.safetensors"]
     assert [file.name for file in files] == names
-    assert json.loads(files[3].read_text()) == study
-    with TensorFile(files[0]) as model:
-        assert model.manifest().digest() == json.loads(files[1].read_text())["model_digest"]
+    assert json.loads(files[2].read_text()) == study
+    with TensorFile(files[4]) as model:
+        assert model.manifest().digest() == json.loads(files[0].read_text())["model_digest"]
 
 
 def test_missing_models_are_told_with_what_there_is(vault: Vault, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from coordinator.answers import AttemptReport
-from tools import demo, evidence_crowd, evidence_line, evidence_secure, evidence_soak, evidence_syscalls
+from tools import demo, evidence_crowd, evidence_line, evidence_secure, evidence_soak, evidence_stops, evidence_syscalls
 from tools.bad_line import BadLine
 from tools.evidence_syscalls import Call
 from tools.faults import Plan, astray, size_of
@@ -170,3 +170,12 @@ def test_a_receipted_update_that_is_in_no_model_is_named() -> None:
     assert wrong == [
         f"alpha has a receipt for an update of round {number} that is not in its model" for number in (2, 3)
     ]
+
+
+def test_how_long_programs_took_to_end_is_told_for_each_part() -> None:
+    tally = evidence_stops.Tally()
+    for number in range(1, 22):
+        tally.seconds["gateway"].append(number / 10)
+    tally.seconds["coordinator"].append(0.25)
+    assert tally.percentiles() == {"coordinator": [0.25, 0.25, 0.25], "gateway": [1.1, 2.0, 2.1]}
+    assert tally.total == 22

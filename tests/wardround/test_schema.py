@@ -1,5 +1,7 @@
 """What a person wrote wrongly is said with the key, the table and a suggestion."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,17 @@ def test_a_written_value_is_one_line_and_is_read_back(value: Any) -> None:
 def test_a_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(BadData, match="a text that is not UTF-8 cannot be written as TOML"):
         toml_bytes({"path": "/srv/\udcff"})
+
+
+@pytest.mark.parametrize("module", ["site_agent.cli.main", "coordinator.cli.main", "fl_algorithms.lab.cli"])
+def test_a_commands_start_builds_the_validator_of_no_record(module: str) -> None:
+    """They are built when they are first used: all of them together take longer than a help text may."""
+    look = (
+        f"import {module}, pydantic\n"
+        "def below(form):\n"
+        "    return {one for child in form.__subclasses__() for one in (child, *below(child))}\n"
+        "ours = [one for one in below(pydantic.BaseModel) if one.model_fields]\n"
+        "print(len(ours) > 50, [one.__name__ for one in ours if one.__pydantic_complete__])"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("True []", "True ['Request']")  # a generic form's own, without an answer

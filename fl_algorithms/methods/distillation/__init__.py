@@ -9,7 +9,7 @@ class DistillationSettings(MethodSettings):
     """A method whose sites exchange predictions on the study's public data set, and learn from them ("distil")."""
 
     subset: int | None = Field(default=None, ge=2)  # rows drawn for each round; None: all of them
-    distil: Amount = Amount(epochs=1)  # passes are over the round's rows
+    distil: Amount = Field(default_factory=lambda: Amount(epochs=1))  # passes are over the round's rows
     distil_batch_size: int = Field(default=128, ge=2, le=65536)  # rows of the public data set in a step
     distil_learning_rate: Rate | None = None  # None: that of [training]
 

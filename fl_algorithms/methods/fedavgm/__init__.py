@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from fl_algorithms.methods.settings import MeanSettings, Rate, ServerOptimizer
 from fl_algorithms.rows import MethodRow
 
@@ -12,7 +14,7 @@ class Momentum(ServerOptimizer):
 
 
 class FedAvgMSettings(MeanSettings):
-    server: Momentum = Momentum()
+    server: Momentum = Field(default_factory=Momentum)
 
 
 ROWS = (

@@ -1,12 +1,15 @@
 """FedBABU: its card and settings. No torch: ``client`` has what a site does."""
 
+from pydantic import Field
+
 from fl_algorithms.methods.settings import FineTuning, HeadSettings
 from fl_algorithms.rows import MethodRow
 from fl_algorithms.settings.models import BODY_AND_HEAD
 
 
 class FedBabuSettings(HeadSettings):
-    fine_tuning: FineTuning = FineTuning(epochs=5)  # of the whole network; 0 epochs: the one model for all
+    # of the whole network; 0 epochs: the one model for all
+    fine_tuning: FineTuning = Field(default_factory=lambda: FineTuning(epochs=5))
 
 
 ROWS = (

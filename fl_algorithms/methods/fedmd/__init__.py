@@ -3,14 +3,18 @@
 ``server`` has what the coordinator does.
 """
 
+from pydantic import Field
+
 from fl_algorithms.methods.distillation import DistillationSettings
 from fl_algorithms.methods.settings import Amount
 from fl_algorithms.rows import SITES, MethodRow
 
 
 class FedMdSettings(DistillationSettings):
-    transfer: Amount = Amount(epochs=20)  # on the public data set's own classes, before anything else
-    initial: Amount = Amount(epochs=25)  # on the site's own rows after that, before the first exchange
+    # on the public data set's own classes, before anything else
+    transfer: Amount = Field(default_factory=lambda: Amount(epochs=20))
+    # on the site's own rows after that, before the first exchange
+    initial: Amount = Field(default_factory=lambda: Amount(epochs=25))
 
     @property
     def labeled(self) -> bool:

@@ -5,6 +5,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from fl_algorithms.methods.settings import Beta, MeanSettings, ServerOptimizer
 from fl_algorithms.rows import MethodRow
 
@@ -23,15 +25,15 @@ class Adagrad(ServerOptimizer):
 
 
 class FedAdamSettings(MeanSettings):
-    server: Adam = Adam()
+    server: Adam = Field(default_factory=Adam)
 
 
 class FedYogiSettings(MeanSettings):
-    server: Yogi = Yogi()
+    server: Yogi = Field(default_factory=Yogi)
 
 
 class FedAdagradSettings(MeanSettings):
-    server: Adagrad = Adagrad()
+    server: Adagrad = Field(default_factory=Adagrad)
 
 
 ROWS = (

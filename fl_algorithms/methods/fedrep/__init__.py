@@ -2,13 +2,15 @@
 
 from typing import Literal, Self
 
+from pydantic import Field
+
 from fl_algorithms.methods.settings import Amount, FineTuning, HeadSettings
 from fl_algorithms.rows import MethodRow
 from fl_algorithms.settings.models import BODY_AND_HEAD
 
 
 class FedRepSettings(HeadSettings):
-    train_head: Amount = Amount(epochs=10)
+    train_head: Amount = Field(default_factory=lambda: Amount(epochs=10))
     train_body: Amount | None = None  # None: as long as [training] says
     judged: Literal["downloaded", "trained"] = "trained"  # as downloaded, the head is one of the body before
 

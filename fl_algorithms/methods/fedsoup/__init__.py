@@ -1,11 +1,13 @@
 """FedSoup: its card and settings. No torch: ``client`` has what a site does."""
 
+from pydantic import Field
+
 from fl_algorithms.methods.settings import MeanSettings, Soup
 from fl_algorithms.rows import MethodRow
 
 
 class FedSoupSettings(MeanSettings):
-    soup: Soup = Soup()
+    soup: Soup = Field(default_factory=Soup)
 
 
 ROWS = (

@@ -16,7 +16,8 @@ class KtPflSettings(DistillationSettings):
     distil_batch_size: int = Field(default=256, ge=2, le=65536)
     temperature: float = Field(default=10.0, gt=0)  # of the predictions
     rho: float = Field(default=0.5, ge=0)  # pull of the coefficients towards 1/N
-    initial: Amount = Amount(epochs=25)  # on the site's own rows, before the first exchange
+    # on the site's own rows, before the first exchange
+    initial: Amount = Field(default_factory=lambda: Amount(epochs=25))
     coefficients: Literal["released", "projected"] = "released"  # as the authors' code moves them, or on the simplex
     sharpness: float = Field(default=5.0, gt=0)  # released: of the softmax that follows each step
 

@@ -13,7 +13,7 @@ from fl_algorithms.settings.models import BODY_AND_HEAD, DEPTHS
 
 
 class LcFedSettings(MethodSettings):
-    train_head: Amount = Amount(steps=10)
+    train_head: Amount = Field(default_factory=lambda: Amount(steps=10))
     train_body: Amount | None = None  # None: as long as [training] says
     train_calibration: Amount | None = None  # None: as long as [training] says
     selection: bool = True  # channels of the body are chosen by the site's code

@@ -23,8 +23,8 @@ class MhPflgbSettings(ServerSettings):
     """
 
     widths: Widths = Field(default=(), max_length=6)
-    train_local: Amount = Amount(epochs=4)
-    train_global: Amount = Amount(epochs=1)
+    train_local: Amount = Field(default_factory=lambda: Amount(epochs=4))
+    train_global: Amount = Field(default_factory=lambda: Amount(epochs=1))
     local_learning_rate: Rate = 1e-4
     global_learning_rate: Rate = 1e-5
     own: float = Field(default=0.9, ge=0)

@@ -31,8 +31,11 @@ class StorageFailed(CannotWrite):
     """The disk failed where a retry proves nothing. The process must end."""
 
 
-def make_folder(path: Path, mode: int = 0o700) -> None:
-    """Make ``path`` and its missing parents, durably. An existing folder keeps its mode."""
+def make_folder(path: Path, mode: int = 0o700, *, lasting: bool = True) -> None:
+    """Make ``path`` and its missing parents, durably. An existing folder keeps its mode.
+
+    With ``lasting=False`` its own name is durable with the next one beside it that is.
+    """
     if path.is_dir():
         return
     make_folder(path.parent, mode)
@@ -43,16 +46,12 @@ def make_folder(path: Path, mode: int = 0o700) -> None:
             os.fchmod(descriptor, mode)  # of the folder that was made, whatever its name leads to by now
         finally:
             os.close(descriptor)
-    sync_folder(path.parent)
+    if lasting:
+        sync_folder(path.parent)
 
 
 def write_file(
-    path: Path,
-    data: Buffer | Iterable[Buffer],
-    *,
-    mode: int = 0o600,
-    replace: bool = True,
-    lasting: Lasting = "all",
+    path: Path, data: Buffer | Iterable[Buffer], *, mode: int = 0o600, replace: bool = True, lasting: Lasting = "all"
 ) -> None:
     """Put ``data`` at ``path``, whole or not at all. An iterable is written piece by piece.
 

@@ -13,6 +13,7 @@ import os
 import pwd
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -48,7 +49,7 @@ class Person:
     @classmethod
     def from_document(cls, document: object) -> "Person":
         """What ``document`` gave. Raises ValueError: it is no person."""
-        return document if isinstance(document, cls) else _PERSON.validate_json(json.dumps(document))
+        return document if isinstance(document, cls) else _person().validate_json(json.dumps(document))
 
     def document(self) -> dict[str, Any]:
         """As a consent, the ledger and the operator's journal have it; without what is not known."""
@@ -85,8 +86,12 @@ class Person:
         return self.name if alone else f"{self.name} ({self.source or 'by its own word'}), as {account}"
 
 
-_PERSON = TypeAdapter(Person)
 KnownPerson = Annotated[Person, PlainSerializer(Person.document)]
+
+
+@cache
+def _person() -> TypeAdapter[Person]:
+    return TypeAdapter(Person)
 
 
 def who() -> Person:

@@ -21,7 +21,7 @@ Model = TypeVar("Model", bound=BaseModel)
 class Strict(BaseModel):
     """A table of a file: frozen, unknown keys refused, no nan or infinity."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

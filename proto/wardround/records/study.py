@@ -52,7 +52,7 @@ DEFAULT_NETWORK = "default"  # the label of [model]
 class Named(BaseModel):
     """A table that names something installed; its other keys are that thing's settings, checked by the catalog."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, defer_build=True)
 
     name: str
 
@@ -183,11 +183,11 @@ class StudyFile(Strict):
     model: Named
     algorithm: Named
     training: TrainingSection = Field(default_factory=lambda: TrainingSection(local_epochs=1))
-    checkpoints: CheckpointSection = CheckpointSection()
-    reported: ReportedSection = ReportedSection()
-    limits: LimitsSection = LimitsSection()
-    aggregation: AggregationSection = AggregationSection()
-    encoding: EncodingSection = EncodingSection()
+    checkpoints: CheckpointSection = Field(default_factory=CheckpointSection)
+    reported: ReportedSection = Field(default_factory=ReportedSection)
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+    aggregation: AggregationSection = Field(default_factory=AggregationSection)
+    encoding: EncodingSection = Field(default_factory=EncodingSection)
     secure_aggregation: SecureAggregationSection | None = None
     public_data: PublicDataSection | None = None
     networks: dict[str, Named] = Field(default_factory=dict, max_length=256)  # label -> a network beside [model]

@@ -61,7 +61,7 @@ class TrainingSection(Strict):
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0, le=100)
-    schedule: Schedule = Schedule()
+    schedule: Schedule = Field(default_factory=Schedule)
     weight_decay: float = Field(default=0.01, ge=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)  # sgd only
     betas: tuple[float, float] = (0.9, 0.999)  # adam and adamw

@@ -221,7 +221,7 @@ class Provider:
         if keys is not None and (not again or since < KEYS_S):
             return keys
         try:
-            keys = KeySet.import_key_set(self._get(self._discovered()["jwks_uri"]))
+            keys = KeySet.import_key_set({"keys": self._get(self._discovered()["jwks_uri"])["keys"]})
         except (JoseError, ValueError, TypeError, KeyError) as error:
             raise BadData(f"the provider's keys cannot be read: {escaped(str(error))[:200]}") from None
         with self._lock:

@@ -7,6 +7,8 @@ nothing is changed: it is for a person to look at.
 
 import hashlib
 import json
+import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from wardround.records.receipts import line_hash
 from wardround.signing.dsse import Envelope
 
 FIRST_SEGMENT = "000001.jsonl"
+LEDGER_ID = re.compile(r"[0-9a-f]{32}")
+MOST_OLDER = 100  # ledgers that continue each other
+log = logging.getLogger(__name__)
 HEADS = "heads.jsonl"
 
 
@@ -42,11 +47,27 @@ def opened(folder: Path) -> Opened:
     segment = folder / FIRST_SEGMENT
     data = segment.read_bytes() if segment.exists() else b""
     state, sizes = _whole_lines(segment, data)
+    _inherit(state, folder.parent)
     torn = data[sum(sizes) :]
     signed = _signed(folder, state, bool(torn))
     if torn:
         _cut(folder, state.lines, torn)
     return Opened(state, len(torn), signed, sum(sizes[signed:]))
+
+
+def _inherit(state: LedgerState, root: Path, most: int = MOST_OLDER) -> None:
+    """What was pledged in the older ledgers counts in the newest, as long as they lie where `audit rollover` left them:
+    else a coordinator that no longer takes a ledger would have a site forget which sums it opened."""
+    segment = root / f"ledger-{state.continues}" / FIRST_SEGMENT
+    if not LEDGER_ID.fullmatch(state.continues) or most == 0:
+        return
+    try:
+        older, _ = _whole_lines(segment, segment.read_bytes())
+    except (OSError, NeedsPerson) as error:
+        log.warning("what was pledged in the ledger that this one continues is not known: %s", error)
+        return
+    _inherit(older, root, most - 1)
+    state.inherit(older)
 
 
 def _whole_lines(segment: Path, data: bytes) -> tuple[LedgerState, list[int]]:

@@ -73,7 +73,7 @@ class LedgerState:
         self.hashes: list[bytes] = []
         self.heads: list[str] = [EMPTY_HEAD]  # after 0, 1, 2 ... lines
         self.witnessed = 0  # lines under the last head that a receipt names
-        self.ledger_id = ""
+        self.ledger_id = self.continues = ""  # and that of the ledger that this one continues
         self.policy = ""  # digest of the one in force
         self.last_policy, self.policy_persons = "", 1  # the last that was none but "", and who must agree to another
         self.proposal: ProposalEntry | None = None  # the policy to which not enough people have agreed yet
@@ -121,6 +121,7 @@ class LedgerState:
             case GenesisEntry() as genesis:
                 self.ledger_id, self._ledger_key = genesis.ledger_id, genesis.ledger_key or ""
                 self._previous = EMPTY_HEAD if genesis.continues is None else None
+                self.continues = genesis.continues.ledger_id if genesis.continues is not None else ""
             case IdentityEntry() as identity:
                 self.receipt_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(identity.receipt_key))
                 self._site, self._federation = identity.site or "", identity.federation or ""
@@ -161,6 +162,15 @@ class LedgerState:
             return RejectedEntry.type
         enough = len(self.released_by.get(update, ())) >= persons or persons == 1
         return ReleasedEntry.type if update in self.let_out and enough else ""
+
+    def inherit(self, older: "LedgerState") -> None:
+        """Take over what was pledged in the ledger that this one continues, and what of it was opened and checked."""
+        self.agreed = older.agreed | self.agreed
+        self.opened |= older.opened
+        self.unchecked = {
+            study: one for study, one in older.unchecked.items() if study not in self.checked
+        } | self.unchecked
+        self.checked = older.checked | self.checked
 
     def sent(self, upload_id: str, size: int) -> None:
         """Count no more than ``size`` bytes for the last line that let this upload out."""

@@ -8,8 +8,10 @@ import numpy as np
 
 from site_agent.gateway.consent import approvals as consents
 from site_agent.state.directory import Consent
+from site_agent.state.offer import encoding_in
+from wardround.errors import BadData
 from wardround.records.ledger.entries import TensorRow
-from wardround.tensors.codecs import widened
+from wardround.tensors.codecs import fault, widened
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
 
@@ -24,12 +26,29 @@ def measure(file: Path, consent: Consent) -> Measured:
     counts the others, with which nothing leaves. In an encoding they are of the numbers that leave, as they leave.
 
     Raises:
-        BadData: the file does not hold exactly the approved tensors.
+        BadData: the file does not hold exactly the approved tensors, or in an encoding what that never writes.
     """
     with TensorFile(file) as tensors:
         consents.check_tensors(tensors.specs, consent.upload, consent.study, "the trainer's update")
+        _refuse_unwritten(tensors, consent)
         rows = [_row(tensors, spec) for spec in tensors.specs]
     return Manifest(tuple(Entry(spec, row.sha256) for spec, row in zip(tensors.specs, rows, strict=True))), rows
+
+
+def _refuse_unwritten(tensors: TensorFile, consent: Consent) -> None:
+    """Places in another order, or a scale and its numbers of the other sign, are the same update: which of these is
+    sent would tell more than the values do.
+
+    Raises:
+        BadData: naming the tensor.
+    """
+    encoding, sent = encoding_in(consent.document).encoding, set(consent.upload)
+    shared = [spec for spec in consent.download if sent.issuperset(encoding.parts(spec))]
+    if key := fault(encoding, shared, tensors):
+        raise BadData(
+            f"tensor `{key}` of the trainer's update holds what encoding `{encoding.name}` never writes",
+            code="DECLINED_TRAINING_FAILED",
+        )
 
 
 def _row(tensors: TensorFile, spec: TensorSpec) -> TensorRow:

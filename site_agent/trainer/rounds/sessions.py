@@ -93,7 +93,7 @@ class Sessions:
                 )  # fmt: skip
                 state = None
         own = None if state is not None else self._begin(context)
-        return session_at(study.own, study.site, study.task, data, state, own, self._device)
+        return session_at(study.own, study.site, study.task, data, state, own, self._device, shares_download=True)
 
     def remember(self, context: RoundContext, data: SiteData, after: Kept, session: Session) -> None:
         """Keep ``session``, as it is ``after`` a round, for the next one."""

@@ -66,7 +66,8 @@ def export(state: Path, study: str, kind: str, out: Path, *, force: bool = False
     vault, kept = checkpoint(state, study, kind)
     kept.verify_model()
     document = vault.document()
-    files = {name: read(kept.folder / name) for name in (CARD_FILE, PREPROCESSING_FILE)}
+    files = {CARD_FILE: kept.card.to_text().encode() + b"\n"}  # the card inside the model, which counts
+    files[PREPROCESSING_FILE] = read(kept.folder / PREPROCESSING_FILE)
     files[STUDY_FILE] = canonical.dumps(document)
     files[PAGE_FILE] = page(kept.card, StudyFile.from_document(document)).encode()
     files[MODEL_FILE] = read(kept.folder / MODEL_FILE)

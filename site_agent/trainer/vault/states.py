@@ -151,7 +151,7 @@ class Vault:
         hashes = tensors.hexdigest(), hashlib.sha256(state.meta).hexdigest()
         name = f"state-{round_number:05d}-{canonical.digest(list(hashes))[:12]}"
         folder = self.folder / name
-        durable.make_folder(folder)
+        durable.make_folder(folder, lasting=False)  # with the index, which names it
         durable.write_file(folder / "tensors.safetensors", state.tensors, lasting="content")
         durable.write_file(folder / "meta.json", state.meta)  # and with its name the other's
         kept = Kept(round=round_number, folder=name, tensors=hashes[0], meta=hashes[1])
@@ -160,11 +160,14 @@ class Vault:
         return kept
 
     def pending(self, round_number: int, origin: Origin) -> Pending | None:
-        """The round ``round_number``, if it was made from just this ``origin`` and is not decided yet."""
+        """The round ``round_number``, if it was made from just this ``origin`` and is not decided yet.
+
+        A loss of power may have left the index without the folder that it names; then nobody was told of that round.
+        """
         pending = self.index().pending
         if pending is None or pending.state.round != round_number or pending.origin != origin:
             return None
-        return pending
+        return pending if (self.folder / pending.state.folder).is_dir() else None
 
     def commit(self, round_number: int) -> None:
         """Make the pending state of ``round_number`` current. Asked again, nothing more changes.
@@ -250,7 +253,8 @@ def _write_model(folder: Path, card: Card, specs: Iterable[TensorSpec], payload:
     text = card.to_text()
     model = _chained(file_header(specs, {"card": text}), payload)
     durable.write_file(folder / MODEL_FILE, model, lasting="content")
-    durable.write_file(folder / CARD_FILE, text.encode() + b"\n")  # and with its name the model's
+    durable.write_file(folder / CARD_FILE, text.encode() + b"\n", lasting="nothing")  # the one inside counts
+    durable.sync_folder(folder)
 
 
 def _chained(first: bytes, rest: Iterable[Buffer]) -> Iterator[Buffer]:

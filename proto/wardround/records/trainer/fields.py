@@ -20,7 +20,9 @@ def _plain(text: str) -> str:
 class Strict(BaseModel):
     """Frozen; nothing is converted, unknown fields and numbers that are not finite are refused."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True, defer_build=True
+    )
 
 
 Count = Annotated[int, Field(ge=0, le=BIG)]

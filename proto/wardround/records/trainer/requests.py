@@ -18,7 +18,7 @@ device            Device        status    Status        abort     Done
 
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 
 from wardround.errors import BadData, TryAgain
 from wardround.records.trainer.answers import (
@@ -330,7 +330,9 @@ AnyRequest = (
     Describe | Inspect | Check | Examine | Summarize | DraftMapping | StatFiles | HashFiles | Train | Validate | Commit
     | Discard | Finish | ListCheckpoints | Export | WriteProgram | Predict | GetDevice | GetStatus | Abort
 )  # fmt: skip
-_UNION: TypeAdapter[AnyRequest] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="command")])
+_UNION: TypeAdapter[AnyRequest] = TypeAdapter(
+    Annotated[AnyRequest, Field(discriminator="command")], config=ConfigDict(defer_build=True)
+)
 COMMANDS: dict[str, type[AnyRequest]] = {
     str(form.model_fields["command"].default): form for form in AnyRequest.__args__
 }
