@@ -23,44 +23,30 @@ from wardround.errors import NeedsPerson
 from wardround.local.distributions import IMPORTABLE, Distribution, refuse_changed
 
 
-class _Pinned:
-    """What both kinds of module have: the file at ``path`` must have this SHA-256."""
-
-    path: str
-    _sha256: str
-
-    def is_of(self, distribution: Distribution) -> bool:
-        """Whether the distribution brought it, in these bytes."""
-        return any(
-            self._sha256 == sha256 and self.path == str(distribution.folder / place)
-            for place, sha256 in distribution.files.items()
-        )
-
-
-class _Source(_Pinned, SourceFileLoader):
+class _Source(SourceFileLoader):
     """A module whose source has this SHA-256."""
 
     def __init__(self, name: str, path: str, sha256: str) -> None:
         super().__init__(name, path)
-        self._sha256 = sha256
+        self.sha256 = sha256
 
     def get_code(self, fullname: str) -> CodeType:
         source = self.get_data(self.path)
-        _refuse_other(fullname, source, self._sha256)
+        _refuse_other(fullname, source, self.sha256)
         code = self.source_to_code(source, self.path)
         assert isinstance(code, CodeType)
         return code
 
 
-class _Extension(_Pinned, ExtensionFileLoader):
+class _Extension(ExtensionFileLoader):
     """A compiled module whose file has this SHA-256."""
 
     def __init__(self, name: str, path: str, sha256: str) -> None:
         super().__init__(name, path)
-        self._sha256 = sha256
+        self.sha256 = sha256
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        _refuse_other(spec.name, Path(self.path).read_bytes(), self._sha256)
+        _refuse_other(spec.name, Path(self.path).read_bytes(), self.sha256)
         return super().create_module(spec)
 
 
@@ -119,13 +105,20 @@ def _refuse_imported(distribution: Distribution) -> None:
         if spec is not None and spec.origin is None and spec.submodule_search_locations is not None:
             continue  # a folder inside a package: nothing was executed
         loader = getattr(spec, "loader", None)
-        if not (isinstance(loader, _Source | _Extension) and loader.is_of(distribution)):
+        if not (isinstance(loader, _Source | _Extension) and _brought(loader, distribution)):
             raise NeedsPerson(
                 f"plug-in {distribution}: this process has imported a module `{name}` before, and not from what "
                 f"{distribution.name} brought",
                 hint="start it again, so that it imports the one that is pinned",
                 code="DECLINED_MODEL_MISMATCH",
             )
+
+
+def _brought(loader: _Source | _Extension, distribution: Distribution) -> bool:
+    """Whether it is the distribution whose file a module was executed from, in these bytes."""
+    place = Path(loader.path)
+    inside = place.is_relative_to(distribution.folder)
+    return inside and distribution.files.get(place.relative_to(distribution.folder).as_posix()) == loader.sha256
 
 
 def admitted() -> list[Distribution]:

@@ -217,6 +217,33 @@ def test_another_revision_from_the_same_model_with_one_site_less(tmp_path: Path)
     world.close()
 
 
+def rolled_over(world: SecureSites, site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`audit rollover` at a site, which is started again."""
+    monkeypatch.setattr(SiteState, "site", lambda self: None)
+    monkeypatch.setattr(Identity, "ledger_key", lambda self: key_of(site))
+    world.hospitals[site].ledger.close()
+    roll_over(world.hospitals[site].state)
+    world.hospitals[site] = world.hospitals[site].restart()
+
+
+@pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/secure/exchange.py")
+def test_an_honest_ledger_called_changed_for_it_was_rolled_over_in_a_round(
+    world: SecureSites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator takes a ledger no longer between signature and opening. The new one had an opening of a set that
+    no line of it agrees to: both verifiers called the hospital's ledger changed."""
+    world.open(1)
+    world.upload(1, world.sites)
+    world.agree(world.sites)
+    rolled_over(world, "bergen", monkeypatch)
+    world.unmask(world.sites)
+    hospital = world.hospitals["bergen"]
+    assert [line["round"] for line in hospital.lines("opened")] == [1]
+    verdict, code = audit.verify(hospital.state.ledger)
+    assert code != audit.TAMPERED, verdict.reason
+    assert verify_ledger.judge(hospital.state.ledger)[0] == code
+
+
 @pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/exit/ledger_opening.py")
 def test_a_second_set_after_the_ledgers_were_rolled_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of round 1 is opened. Then the coordinator takes three ledgers no longer, so that their people begin new
@@ -224,15 +251,9 @@ def test_a_second_set_after_the_ledgers_were_rolled_over(tmp_path: Path, monkeyp
     world = SecureSites(tmp_path, ("amsterdam", "bergen", "charite", "dublin"))
     world.run(1)
     there = ("amsterdam", "bergen", "charite")
-    monkeypatch.setattr(SiteState, "site", lambda self: None)
     for site in there:
         world.check(site, 2)
-        hospital = world.hospitals[site]
-        hospital.ledger.close()
-        key = key_of(site)
-        monkeypatch.setattr(Identity, "ledger_key", lambda self, key=key: key)
-        roll_over(hospital.state)
-        world.hospitals[site] = hospital.restart()
+        rolled_over(world, site, monkeypatch)
         assert not world.hospitals[site].lines("agreed")
     world.models.pop()
     world.open(1, attempt=2, sites=there)

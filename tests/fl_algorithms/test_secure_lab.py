@@ -1,5 +1,6 @@
 """Secure aggregation in the lab: each method's model with masks and without, and what it does not go with."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fl_algorithms.lab.round_sums import range_summary
 from fl_algorithms.resolving import resolve
 from fl_algorithms.server.aggregator import Round, server_aggregator
 from fl_algorithms.server.mean import InMemory
-from fl_algorithms.server.secure_study import secure_aggregation_of, summable, why_single
+from fl_algorithms.server.secure_study import averages, secure_aggregation_of, summable, why_single
 from fl_algorithms.server.secure_sums import Vector, added, layout_of, vector
 from fl_algorithms.study import ResolvedStudy
 from tests import reference
@@ -90,6 +91,12 @@ def test_a_method_that_needs_single_updates_is_refused_by_name_with_its_reason(a
     assert error.value.message == f"study.toml: algorithm `{algorithm}` does not go with [secure_aggregation]: {reason}"
     assert error.value.hint.startswith("one of ")
     assert cards.card(algorithm)["single_updates"] == reason
+
+
+def test_the_page_names_the_methods_whose_model_no_member_can_compare_with_the_sum() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text()
+    section = page.partition("## What a member's check compares\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(\w+)`", section)) == {name for name in WANTED if not averages(study(name))}
 
 
 def test_a_method_that_sends_nothing_has_no_section() -> None:

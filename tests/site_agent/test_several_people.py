@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from site_agent import audit
-from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
+from site_agent.gateway.setup import handler_alone
+from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld
 from tools import verify_ledger
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 
@@ -27,6 +28,7 @@ def held(world: SiteWorld, edit: tuple[str, str] = TWO_RELEASE) -> str:
     world.start()
     world.draft(edit)
     world.approve()
+    world.coordinator.wait_connected()
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("HELD")
     return str(world.command("waiting", study=STUDY, round=1)["update"])
@@ -86,6 +88,7 @@ def test_the_second_person_lets_it_leave_and_the_ledger_names_both(world: SiteWo
     decide(world, update, SECOND)
     (released,) = world.lines("released")
     assert (released["by"]["name"], [person["name"] for person in released["also_by"]]) == ("head of it", ["dpo"])
+    world.coordinator.wait_connected()
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
     (upload,) = world.lines("upload")
@@ -105,23 +108,24 @@ def test_one_person_rejects_what_another_would_have_leave(world: SiteWorld) -> N
 
 
 def test_what_one_person_released_waits_again_once_the_policy_wants_two(world: SiteWorld) -> None:
-    """The agent is told of the release just before the policy is another one: the update must not leave by it."""
+    """One person released it while the agent did not run; it must not leave by that."""
     update = held(world, ('updates = "none"', 'updates = "every"'))
     assert world.agent is not None
-    ledger = world.agent.commands.policy.ledger
-    world.agent.commands.releases.decide(STUDY, 1, "released", update, world_person())  # as if the round were not asked
+    world.agent.stop()
+    with handler_alone(world.state) as (handler, _interrupt):
+        handler.releases.decide(STUDY, 1, "released", update, DPO)
     world.draft(TWO_RELEASE)
-    key = (STUDY, world.lines("held")[0]["revision"], 1, update)
-    assert (ledger.release_decision(*key, 1), ledger.release_decision(*key, 2)) == ("released", "")
+    world.coordinator.declared.clear()
+    world.start()
+    world.coordinator.wait_declared("READY")
+    world.coordinator.wait_connected()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared("HELD")
+    assert world.command("waiting", study=STUDY, round=1)["endorsed"] == ["dpo"]
+    assert not world.lines("upload")
     decide(world, update, SECOND)
-    assert ledger.release_decision(*key, 2) == "released"
+    world.coordinator.wait_receipts(1)
     assert [line["by"]["name"] for line in world.lines("released")] == ["dpo", "head of it"]
-
-
-def world_person() -> Any:
-    from site_agent.state.person import Person
-
-    return Person.from_document(PERSON)
 
 
 def test_two_people_to_release_and_nobody_who_is_asked_is_no_policy(world: SiteWorld) -> None:
@@ -192,6 +196,7 @@ def test_the_second_person_puts_the_policy_in_force_and_the_ledger_names_both(wo
 def test_a_policy_changed_by_hand_lets_nothing_leave_where_two_must_agree(world: SiteWorld) -> None:
     before = two_for_the_policy(world)
     world.state.policy.write_bytes(before.replace(b"persons = 2", b"persons = 1"))
+    world.coordinator.wait_connected()
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
     (blocked,) = world.lines("blocked")
@@ -206,6 +211,7 @@ def test_a_policy_changed_by_hand_lets_nothing_leave_where_two_must_agree(world:
         world.approve()
     assert world.lines("policy")[-1]["event"] == "seen"
     world.state.policy.write_bytes(before)  # what they agreed to
+    world.coordinator.wait_connected()
     world.coordinator.assign(STUDY, 2)
     world.coordinator.wait_receipts(1)
     both_verifiers_agree(world)

@@ -202,13 +202,7 @@ class SecureRounds:
         pledges = self._pledges(attempt.ref)
         state, pledged, envelope = protocol.agree(party, attempt.state, shown.statements, pledges)
         if pledged != pledges:
-            others = set(state.chosen) - {party.site, *party.policy.strangers(party.roster, party.site)}
-            self._ledger.append(_about(
- AgreedEntry, attempt.ref, state.context.digest, group=state.members.digest, base=state.context.base,
-                chosen=state.chosen_digest, sites=state.chosen, known=tuple(sorted(others)),
-                threshold=party.rules.threshold, min_sites=party.policy.min_sites, min_known=party.policy.min_known,
-                policy_sha256=self._ledger.policy_sha256,
-            ))  # fmt: skip
+            self._ledger.append(self._agreed(party, replace(attempt, state=state)))
             self._ledger.sign()
         self._save(replace(attempt, state=state))
         return SecureTold(attempt.ref, Told.AGREEMENT, envelope)
@@ -217,13 +211,27 @@ class SecureRounds:
         state, envelope = protocol.open_(party, attempt.state, shown.statements)
         if not attempt.state.opened:
             opened = known(Opened, envelope)
-            self._ledger.append(_about(
- OpenedEntry, attempt.ref, state.context.digest, chosen=opened.chosen,
+            line = _about(
+                OpenedEntry, attempt.ref, state.context.digest, chosen=opened.chosen,
                 self_masks=tuple(sorted(opened.self_masks)), mask_keys=tuple(sorted(opened.mask_keys)),
-            ))  # fmt: skip
+            )  # fmt: skip
+            here = (one.context == state.context.digest for one in self._ledger.entries(AgreedEntry))
+            again = [] if any(here) else [self._agreed(party, attempt)]  # the pledge stands in an older ledger
+            self._ledger.append_all([*again, line])
             self._ledger.sign()
         self._save(replace(attempt, state=state))
         return SecureTold(attempt.ref, Told.OPENING, envelope)
+
+    def _agreed(self, party: Party, attempt: Attempt) -> AgreedEntry:
+        """The line about the set that an attempt's state has, by the policy as it is now."""
+        state, policy = attempt.state, party.policy
+        others = set(state.chosen) - {party.site, *policy.strangers(party.roster, party.site)}
+        return _about(
+            AgreedEntry, attempt.ref, state.context.digest, group=state.members.digest, base=state.context.base,
+            chosen=state.chosen_digest, sites=state.chosen, known=tuple(sorted(others)),
+            threshold=party.rules.threshold, min_sites=policy.min_sites, min_known=policy.min_known,
+            policy_sha256=self._ledger.policy_sha256,
+        )  # fmt: skip
 
     def _tell(self, told: SecureTold, stopping: Interrupt) -> None:
         """Tell it, as often as the connection breaks, while the attempt is under way."""
