@@ -306,8 +306,7 @@ class Rounds:
         journal.applied = not journal.update and not (consent is not None and consent.evaluates)
         if journal.applied:
             self._state.save_journal(journal, "content")
-        else:
-            self._settle(journal, interrupt)  # and then it is written down; until then the ledger has it
+        self._settle(journal, interrupt)  # and writes it down when the trainer has heard; until then the ledger has it
 
     def _settle(self, journal: Journal, interrupt: Interrupt) -> None:
         """Let the trainer hear a decision that it has not heard. The ledger has it, whatever the journal says."""

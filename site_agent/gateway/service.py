@@ -45,7 +45,9 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
         formats.bring_forward(state.root)
         state.site()
         state.make_folders()
-        trainer = TrainerProcess(state.root, options) if with_trainer else TrainerApart(state.root)
+        trainer: TrainerProcess | TrainerApart = (
+            TrainerProcess(state.root, options) if with_trainer else TrainerApart(state.root)
+        )
         try:
             agent = Agent(state)
             try:

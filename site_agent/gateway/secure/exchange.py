@@ -202,7 +202,7 @@ class SecureRounds:
         self._refuse_unchecked(attempt)
         pledges = self._pledges(attempt.ref)
         state, pledged, envelope = protocol.agree(party, attempt.state, shown.statements, pledges)
-        if pledged != pledges:
+        if pledged != pledges or not self._is_here(attempt):
             self._ledger.append(self._agreed(party, replace(attempt, state=state)))
             self._ledger.sign()
         self._save(replace(attempt, state=state))
@@ -216,12 +216,15 @@ class SecureRounds:
                 OpenedEntry, attempt.ref, state.context.digest, chosen=opened.chosen,
                 self_masks=tuple(sorted(opened.self_masks)), mask_keys=tuple(sorted(opened.mask_keys)),
             )  # fmt: skip
-            here = self._ledger.pledged.is_here(attempt.ref.digest, attempt.ref.round)
-            again = [] if here else [self._agreed(party, attempt)]  # the pledge stands in an older ledger
+            again = [] if self._is_here(attempt) else [self._agreed(party, attempt)]  # it stands in an older ledger
             self._ledger.append_all([*again, line])
             self._ledger.sign()
         self._save(replace(attempt, state=state))
         return SecureTold(attempt.ref, Told.OPENING, envelope)
+
+    def _is_here(self, attempt: Attempt) -> bool:
+        """Whether the set of an attempt's round has its line in this ledger, not only in one before it."""
+        return self._ledger.pledged.is_here(attempt.ref.digest, attempt.ref.round)
 
     def _agreed(self, party: Party, attempt: Attempt) -> AgreedEntry:
         """The line about the set that an attempt's state has, by the policy as it is now."""
