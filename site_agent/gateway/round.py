@@ -64,7 +64,7 @@ class Rounds:
         """``declare``: tells the coordinator where this site stands with an assignment."""
         self._state = state
         self._declare = declare
-        self._secure, self._sums, self._site = secure, SumChecks(session, ledger, secure.attempts), site
+        self._secure, self._sums, self._site = secure, SumChecks(session, ledger, secure.attempts, state.sums), site
         self._session = session
         self._ledger = ledger
         self._trainer = trainer
