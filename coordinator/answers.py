@@ -338,7 +338,7 @@ class AttemptReport(Answer):
         contributors: the sites whose update counts.
         unanswered: the sites that were asked and did not answer before it closed.
         val_loss: the mean validation loss of the model that the sites downloaded, see ``StudyReport.best_rule``.
-        norms, limits, shares, capped, left_out: see ``fl_algorithms.server.limits.Account``.
+        norms, limits, shares, capped, left_out, metrics: see ``fl_algorithms.server.limits.Account``.
     """
 
     round: int
@@ -360,6 +360,7 @@ class AttemptReport(Answer):
     shares: Mapping[str, float]
     capped: tuple[str, ...]
     left_out: Mapping[str, str]
+    metrics: Mapping[str, float] = {}
 
 
 class TensorRow(Answer):

@@ -46,10 +46,13 @@ class ModelMeans(Answer):
 class StudyMetrics(Answer):
     """What the sites of a study reported, in the order of models and sites.
 
+    With secure aggregation nobody knows what one site reported: ``reported`` is empty, and ``means`` are over all rows
+    of all sites that were summed.
+
     Attributes:
         metrics: the names, as the study lists them.
         counts: the form of the numbers of rows: exact, bucketed or uniform.
-        means: one for each model that sites validated.
+        means: one for each model that sites validated. sums_alone: whether they are all that is known.
     """
 
     id: str
@@ -62,6 +65,13 @@ class StudyMetrics(Answer):
     counts: str
     reported: tuple[ReportedNumbers, ...]
     means: tuple[ModelMeans, ...]
+    sums_alone: bool = False
+
+    @property
+    def summed(self) -> str:
+        """Over how many sites the means are: "3", or "2 to 3"."""
+        counts = sorted({row.sites for row in self.means})
+        return "" if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
     def curve(self, metric: str, site: str) -> tuple[tuple[int, float], ...]:
         """A site's ``metric`` by the model that it is of; what is no finite number is left out."""

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,7 +38,9 @@ from wardround.signing import canonical
 MANIFEST_FIELDS = ("bundle", "name", "dtype", "shape", "encoding", "bytes", "sha256")
 SEGMENT, HEADS = "000001.jsonl", "heads.jsonl"
 READ = (audit.UNRESOLVED, audit.CONSISTENT)  # of a ledger that holds together, and is shown without receipts
-EXHAUSTIVE = ("lines", "heads", "again", "older", "receipts", "bundle")
+EXHAUSTIVE = ("lines", "heads", "again", "older", "receipts", "bundle", "secure", "agreed")
+SECURE = ("peer", "keys", "agreed", "opened", "sum_checked")
+CHAIN = ("v", "seq", "prev", "type")
 LONG = 100  # lines of the ledger that is changed at random
 FOUND = (audit.TAMPERED, audit.CANNOT_VERIFY)
 
@@ -47,12 +49,14 @@ class Made:
     """A ledger written by nobody: throw-away keys, rounds of control, upload and receipt, signed as an agent signs.
 
     ``tail`` lines at the end are under no signed head. ``before``: the ledger that it continues, with the same keys.
-    ``again``: each upload is sent twice. Everything comes of ``seed``, the keys too: two makings are the same bytes.
+    ``again``: each upload is sent twice. ``secure``: with secure aggregation. ``change``: a line's number from 0, and
+    what it says otherwise; the chain, heads and receipts are made with it. Everything comes of ``seed``, the keys too:
+    two makings are the same bytes.
     """
 
     def __init__(
         self, lines: int, *, tail: int = 0, tensors: int = 2, seed: int = 7, before: "Made | None" = None,
-        again: bool = False,
+        again: bool = False, secure: bool = False, change: tuple[int, Mapping[str, Any]] = (0, {}),
     ) -> None:  # fmt: skip
         self._random = random.Random(seed)
         self.ledger_key = Ed25519PrivateKey.from_private_bytes(self._random.randbytes(32))
@@ -63,13 +67,13 @@ class Made:
         self.before = before
         self.head = EMPTY_HEAD
         self.previous = before.previous if before is not None else EMPTY_HEAD  # the last receipt
-        self._again = again
+        self._again, self._secure, self._change = again, secure, change
         self.lines: list[bytes] = []
         self.heads: list[bytes] = []
         self.receipts: list[bytes] = list(before.receipts) if before is not None else []
         self.ledger_id = self._random.randbytes(16).hex()
         self._begin()
-        while len(self.lines) + 3 + again <= lines - tail:
+        while len(self.lines) + 3 + again + 4 * secure <= lines - tail:
             self._round()
         while len(self.lines) < lines - tail:
             self._line("session", event="opened", peer="127.0.0.1:9000")
@@ -103,6 +107,11 @@ class Made:
         self._line("session", event="opened", peer="127.0.0.1:9000")
         by = {"name": "dpo", "uid": 1000}
         self._line("consent", event="approved", study="hearts", revision=1, study_digest="ab" * 32, by=by)
+        if self._secure:
+            self._line("policy", event="seen", sha256="cd" * 32)
+            for site in ("bergen", "charite"):
+                fingerprint = hashlib.sha256(site.encode()).hexdigest()
+                self._line("peer", event="known", site=site, fingerprint=fingerprint, by=by)
 
     def _round(self) -> None:
         self._line("control", methods=[{"method": "Declare", "count": 1, "bytes": 90}], bytes=90)
@@ -116,11 +125,18 @@ class Made:
         facts = {"study": "hearts", "revision": 1, "round": 1 + len(self.receipts), "attempt": 1,
                  "manifest_sha256": canonical.digest(manifest), "payload_bytes": 32 * len(rows)}  # fmt: skip
         upload_id = self._random.randbytes(16).hex()
+        about = {name: facts[name] for name in ("study", "revision", "round", "attempt")}
+        about |= {"study_sha256": "ab" * 32, "context": hashlib.sha256(upload_id.encode()).hexdigest()}
+        if self._secure:
+            self._line("keys", base="01" * 32, roster="02" * 32, **about)
         told = {**facts, "metrics": [{"name": "val_loss", "value": "0.6931"}], "study_digest": "ab" * 32,
                 "kind": "train", "num_examples": 120, "num_validation": 30,
                 "destination": "spiffe://x/coordinator"}  # fmt: skip
         update = canonical.digest({name: told[name] for name in told if name != "payload_bytes"})
-        self._line("upload", upload_id=upload_id, tensors=rows, update=update, **told)
+        masked = {"context": about["context"], "group": "03" * 32, "blocks": "04" * 32, "plain": "05" * 32,
+                  "weighting": "rows", "bits": 20}  # fmt: skip
+        whole: dict[str, Any] = {"masked": masked} if self._secure else {"update": update}
+        self._line("upload", upload_id=upload_id, tensors=rows, **whole, **told)
         if self._again:
             place = {name: facts[name] for name in ("study", "revision", "round", "attempt", "payload_bytes")}
             self._line("resend", upload_id=upload_id, sent=10, **{"try": 2}, **place)
@@ -134,11 +150,19 @@ class Made:
         self.previous = hashlib.sha256(receipt.payload).hexdigest()
         self.receipts.append(canonical.dumps(receipt.document()))
         self._line("receipt", upload_id=upload_id, envelope=receipt.document())
+        if self._secure:
+            sites = ["bergen", "charite", "st-olav"]
+            self._line("agreed", group="03" * 32, base="01" * 32, chosen="06" * 32, sites=sites, known=sites[:2],
+                       threshold=3, min_sites=3, min_known=2, policy_sha256="cd" * 32, **about)  # fmt: skip
+            self._line("opened", chosen="06" * 32, self_masks=sites, mask_keys=["dublin"], **about)
+            self._line("sum_checked", chosen="06" * 32, model="07" * 32, looked_at=[0, 3], of=9, result="same", **about)
         self._sign()
 
     def _line(self, kind: str, /, **fields: Any) -> None:
         common = {"v": 1, "seq": len(self.lines), "ts": "2026-01-01T00:00:00.000Z", "type": kind, "prev": self.head}
-        self.lines.append(canonical.dumps({**common, **fields}))
+        at, changed = self._change
+        record = {**common, **fields, **(changed if at == len(self.lines) else {})}
+        self.lines.append(canonical.dumps({name: value for name, value in record.items() if value is not None}))
         self.head = next_head(self.head, line_hash(self.lines[-1]))
 
     def _sign(self) -> None:
@@ -230,6 +254,38 @@ def exhaustive_lines(folder: Path, made: Made, *, part: int = 0, parts: int = 1)
         nothing_left = cut <= len(made.lines[0])
         tally.judge("truncation", f"cut at {cut}", folder, (audit.CANNOT_VERIFY if nothing_left else audit.TAMPERED,))
     return tally
+
+
+def exhaustive_secure(folder: Path, lines: int, *, part: int = 0, parts: int = 1) -> Tally:
+    """Every field of the lines of secure aggregation otherwise, in a chain that was made anew with the key: what only
+    the rules of such lines can find. Not every change breaks one; the two verifiers must say the same of each.
+    """
+    tally, whole = Tally(), Made(lines, secure=True)
+    whole.write(folder)
+    tally.judge("unchanged", "unchanged", folder, (audit.CONSISTENT,))
+    for index, name, value in islice(secure_changes(whole.lines), part, None, parts):
+        Made(lines, secure=True, change=(index, {name: value})).write(folder)
+        what = f"line {index}, {name} as {json.dumps(value)[:80]}"
+        tally.judge("secure aggregation: field", what, folder, (audit.CONSISTENT, audit.TAMPERED))
+    return tally
+
+
+def secure_changes(lines: Sequence[bytes]) -> Iterator[tuple[int, str, Any]]:
+    """(line from 0, field, another value): left out, of another form, one more or less, the value of another line."""
+    records = [json.loads(line) for line in lines]
+    secure = [(index, record) for index, record in enumerate(records) if record["type"] in SECURE]
+    for index, record in secure:
+        for name in sorted(record.keys() - set(CHAIN)):
+            value = record[name]
+            others: list[Any] = [None, 7, "x", [], {}, -1, [7], ["charite"], ["bergen", "x"], "ab" * 32, "AB" * 32]
+            if isinstance(value, int):
+                others += [value + 1, value - 1, 2**53 - 1, True]
+            if isinstance(value, list):
+                others += [value[1:], value * 2, [*value, value[0]], [*value, "bergen"], value[::-1]]
+            others += [other[name] for _, other in secure if name in other]
+            for other in others:
+                if other != value or type(other) is not type(value):
+                    yield index, name, other
 
 
 def exhaustive_heads(folder: Path, made: Made, *, part: int = 0, parts: int = 1) -> Tally:
@@ -440,6 +496,10 @@ def _part(job: tuple[str, int, int, int]) -> Tally:
             return exhaustive_heads(Path(folder), Made(20), part=part, parts=parts)
         if what == "again":
             return exhaustive_lines(Path(folder), Made(8, again=True), part=part, parts=parts)
+        if what == "secure":
+            return exhaustive_lines(Path(folder), Made(14, secure=True), part=part, parts=parts)
+        if what == "agreed":
+            return exhaustive_secure(Path(folder), 22, part=part, parts=parts)
         if what == "older":
             return exhaustive_older(Path(folder), Made(8, seed=8, before=Made(11)), part=part, parts=parts)
         if what == "receipts":

@@ -2,9 +2,8 @@
 """A second verifier of a hospital's ledger: `verify_ledger.py LEDGER_DIR [--receipts FILE]`, or `--bundle FILE`.
 
 Written from docs/auditors.md alone: it shares no code with `site-agent audit verify`, and must agree with it on every
-ledger. Run your own copy, never one that the hospital gives you; it needs `cryptography`. Exit codes: 0 consistent,
-complete and the site's own; 1 changed, with the first bad line; 2 receipts or signed heads lack; 3 cannot be verified;
-4 consistent, completeness not shown; 64 usage.
+ledger. Run your own copy, never one that the hospital gives you. Exit codes: 0 consistent, complete, the site's own; 1
+changed, with the first bad line; 2 receipts or heads lack; 3 cannot be verified; 4 completeness not shown; 64 usage.
 """
 
 import argparse
@@ -15,7 +14,6 @@ import json
 import re
 import sys
 import tarfile
-from functools import partial
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -24,18 +22,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 HEAD, RECEIPT, COPY, BUNDLE = (
     f"application/vnd.wardround.{kind}.v1+json" for kind in ("ledger-head", "receipt", "receipts", "audit-bundle")
 )
-NEWEST_HEADS = 1000  # an older head's own signature is not checked: every newer one covers it
-LARGEST_BUNDLE, DEPTH = 2**30, 64  # bytes; levels of lists and objects
+LARGEST_BUNDLE, DEPTH, NEWEST_HEADS = 2**30, 64, 1000  # bytes; levels of lists; heads: a newer one covers those before
 SEGMENT, LEDGERS, EMPTY = re.compile("[0-9]+[.]jsonl"), re.compile("([0-9]+|heads)[.]jsonl"), "0" * 64
 
 UPLOAD = "upload_id study revision round attempt manifest_sha256 payload_bytes"
 RESEND = "study revision round attempt payload_bytes"
-UPDATE = (
-    "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
-)
+SENT = "study revision study_digest kind round attempt destination manifest_sha256 metrics num_examples num_validation"
 ATTEMPT = "study revision study_sha256 round attempt context "
 SUMMARY = "request request_sha256 destination min_count digits rows columns"
-LEFT = {"upload": ("update", UPDATE), "summary": ("summary_sha256", SUMMARY)}  # a digest, and what it is over
+LEFT = {"upload": ("update", SENT), "summary": ("summary_sha256", SUMMARY)}  # a digest, and what it is over
 FIELDS_OF = {
     "genesis": "ledger_id", "identity": "receipt_key", "session": "event", "policy": "event", "consent": "event study",
     "declare": "study standing", "control": "bytes", "upload": UPLOAD + " tensors metrics", "left": "", "recovered": "",
@@ -70,15 +65,13 @@ RECEIPT_FORM = forms(
 )  # fmt: skip
 COPY_FORM = forms("federation site time", "receipts earlier", "ledger_key last")
 BUNDLE_FORM = forms("ledger_id", "lines", "head", files=[forms("path", "bytes", "sha256")])
+CannotVerify = type("CannotVerify", (Exception,), {})
 
 
 class Tampered(Exception):
     def __init__(self, why, line=None, ledger=""):  # lines count from 1; None where the fault is in no line
         super().__init__(plain(f"{ledger} line {line} {why}" if line else why))
         self.line = line
-
-
-class CannotVerify(Exception): ...
 
 
 def integer(text):
@@ -195,13 +188,14 @@ class Ledger:
         *self.lines, self.torn = b"".join(files[key] for key in sorted(files) if SEGMENT.fullmatch(key)).split(b"\n")
         self.heads, self.uploads, self.open, self.receipts = [EMPTY], {}, {}, []
         self.identity, self.receipt_keys, self.cited, self.named, self.unknown = {}, {}, None, False, set()
-        self.policy, self.agreed = "", {}
+        self.policy, self.agreed, self.consents = "", {}, set()
         for number, line in enumerate(self.lines, 1):
             record = read_record(number, line, name)
             if record["prev"] != self.heads[-1]:
                 raise Tampered("breaks the chain", self.blame(number, record["prev"]), name)
             self.first, self.last = self.first or record["ts"], record["ts"]
             self.unknown |= {record["type"]} - FIELDS_OF.keys()
+            self.consents |= {str(record.get("consent_sha256")) if record["type"] == "consent" else ""}
             try:
                 self.take(number, record["type"], record)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -243,8 +237,7 @@ class Ledger:
                 raise ValueError("a round was agreed twice, or beyond the policy in force")
         elif kind == "opened":
             first, shown = self.agreed[record["study_sha256"], record["round"]], set(record["self_masks"])
-            same = first["chosen"] == record["chosen"] and shown == set(first["sites"])
-            if not same or shown & set(record["mask_keys"]):
+            if first["chosen"] != record["chosen"] or shown != set(first["sites"]) or shown & set(record["mask_keys"]):
                 raise ValueError("it opens both secrets of a site, or another set than was agreed")
         elif kind == "upload":
             manifest = [{name: row[name] for name in TENSOR} for row in record["tensors"]]
@@ -316,6 +309,9 @@ def read_ledgers(name, files_of):
             raise Tampered("cites another ledger than the one shown", 1, ledgers[-2].name)
         if len(found.lines) > cited["lines"]:
             raise Tampered("stands after the head that the next ledger continues", cited["lines"] + 1, older)
+        for newer, key in [(one, key) for one in ledgers[:-1] for key in one.agreed if key in found.agreed]:
+            if found.agreed[key]["chosen"] != newer.agreed[key]["chosen"]:
+                raise Tampered(f"agrees a round twice: see {older}", newer.agreed[key]["seq"] + 1, newer.name)
     return ledgers, None
 
 
@@ -427,7 +423,7 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
     place = place.absolute()
     try:
         files = read_bundle(place) if bundle else None
-        ledgers, missing = read_ledgers("ledger" if bundle else place.name, partial(files_in, place, files))
+        ledgers, missing = read_ledgers("ledger" if bundle else place.name, lambda name: files_in(place, files, name))
         newest = ledgers[0]
         pinned = [(receipt_key, other, line, one, "--receipt-key") for one in ledgers  # any may have signed a copy
                   for other, line in one.receipt_keys.items()]  # fmt: skip
@@ -462,6 +458,9 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
     again, size = sum(upload["try"] - 1 for upload in uploads), sum(upload["payload_bytes"] for upload in uploads)
     unknown = ", ".join(sorted({kind for one in ledgers for kind in one.unknown}))
     about = [newest.identity.get("site", "?"), newest.identity.get("federation", "?"), ledgers[-1].first, newest.last]
+    hashed = [(path, path.split("/")[0], hashlib.sha256(data).hexdigest()) for path, data in (files or {}).items()]
+    others = [path for path, folder, digest in hashed if (folder == "policies" and path != f"policies/{digest}.toml")
+              or (folder == "consents" and not any(digest in one.consents for one in ledgers))]  # fmt: skip
     gap = "" if missing is None else f"; ledger {plain(missing)}, which it continues, is not shown"
     text = (
         "{} of {}, {} to {}".format(*map(plain, about)) + f": {sum(len(one.lines) for one in ledgers)} lines, "
@@ -469,6 +468,7 @@ def judge(place, *, bundle=False, receipts=None, key=None, receipt_key=None):
         f"consistent: yes{gap}{f'; lines of unknown types: {unknown}' if unknown else ''}\n"
         f"complete: {'yes' if complete else 'NOT SHOWN'}: {shown}\n"
         f"whose: {'yes, by ' + whose if whose else 'NOT SHOWN'}: ledger key {keyid(newest.key)}\n"
+        + "".join(f"not shown: that {plain(path)} was approved, or in force\n" for path in others)
     )
     if unresolved or unsigned or any(one.torn for one in ledgers):
         text += f"UNRESOLVED: {unresolved} uploads without a receipt, {unsigned} lines that no signed head covers"

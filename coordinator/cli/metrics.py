@@ -35,7 +35,10 @@ def metrics(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all that was reported as CSV on stdout.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what each site reported of each model on its own validation rows: first, last, best, and the curve."""
+    """Show what each site reported of each model on its own validation rows: first, last, best, and the curve.
+
+    With secure aggregation nobody knows a site's numbers: it shows the mean over all rows of the sites in each sum.
+    """
     from coordinator.studies.metrics import metrics_of
 
     known = metrics_of(ask(state, ShowReport(study=study), StudyReport))
@@ -46,7 +49,7 @@ def metrics(
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(HEADS)
         writer.writerows(csv_rows(known, names))
-    elif not known.reported:
+    elif not known.means:
         say(f"No site has reported anything of study `{study}` yet")
     else:
         print_metrics(known, names, every=every)
@@ -63,7 +66,16 @@ def _chosen(known: StudyMetrics, wanted: list[str] | None) -> tuple[str, ...]:
 
 
 def csv_rows(known: StudyMetrics, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """One row for each number that a site reported, as it was sent; see ``HEADS``."""
+    """One row for each number that a site reported, as it was sent; see ``HEADS``. Of sums one for each, whose site is
+    "sum of N"."""
+    if known.sums_alone:
+        for one in known.means:
+            for name in (name for name in names if name in one.metrics):
+                closing, number = one.model >= known.rounds, str(one.model + 1)
+                yield (
+                    known.id, str(known.revision), f"sum of {one.sites}", str(one.model), number, "",
+                    "yes" if closing else "no", name, f"{one.metrics[name]:.9g}", "", "", "",
+                )  # fmt: skip
     for row in known.reported:
         for name in names:
             if name in row.metrics:
@@ -74,8 +86,24 @@ def csv_rows(known: StudyMetrics, names: Sequence[str]) -> Iterator[tuple[str, .
                 )  # fmt: skip
 
 
+def print_sums(known: StudyMetrics, names: Sequence[str], *, every: bool) -> None:
+    """One table for each metric, of its means over the sites in each sum."""
+    about = f"{known.id}, revision {known.revision}"
+    print(f"{about}: sums over {known.summed} hospitals of each model; model 0 is the initial one")
+    for name in names:
+        print(f"\n{name}")
+        curves = {f"sum of {known.summed}": known.mean_curve(name)}
+        print_every(curves) if every else print_curves(curves)
+    print(
+        "a number is the mean over all validation rows of the sites in a sum: with secure aggregation none knows more"
+    )
+
+
 def print_metrics(known: StudyMetrics, names: Sequence[str], *, every: bool = False) -> None:
     """One table for each metric: a row for each site, or with ``every`` a row for each model."""
+    if known.sums_alone:
+        print_sums(known, names, every=every)
+        return
     print(f"{known.id}, revision {known.revision}: what the sites reported of each model; model 0 is the initial one")
     for name in names:
         print(f"\n{name}")

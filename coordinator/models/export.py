@@ -6,7 +6,7 @@ nor any statistics of patients; the card says so.
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from fl_algorithms.study import ResolvedStudy
 from wardround import __version__
 from wardround.errors import UsageProblem
 from wardround.local import outputs
+from wardround.local.durable import Buffer
 from wardround.records.schema import Strict
 from wardround.records.study import StudyFile
 from wardround.signing import canonical
@@ -111,7 +112,7 @@ def export(
         card = card_of(report, which, number, digest, site, manifest.digest())
         text = json.dumps(card.model_dump(mode="json"), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
         header = file_header([entry.spec for entry in manifest.entries], {"card": text})
-        files = {
+        files: dict[str, Buffer | Iterable[Buffer]] = {
             CARD_FILE: f"{text}\n".encode(),
             STUDY_FILE: canonical.dumps(report.study),
             PAGE_FILE: page(card).encode(),

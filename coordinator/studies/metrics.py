@@ -15,15 +15,24 @@ def metrics_of(report: StudyReport) -> StudyMetrics:
         BadData: the report holds no study.
     """
     file = StudyFile.from_document(report.study)
-    reported = tuple(_reported(report.attempts))
+    sums_alone = file.secure_aggregation is not None
+    reported = () if sums_alone else tuple(_reported(report.attempts))
     names = _names(file.reported, reported)
     models = sorted({row.model for row in reported})
     by_model = {model: [row for row in reported if row.model == model] for model in models}
+    means = tuple(_means(model, rows, names, file.limits.max_weight) for model, rows in by_model.items())
     return StudyMetrics(
         id=report.id, title=report.title, revision=report.revision, state=report.state, rounds=report.rounds,
         sites=tuple(report.sites), metrics=names, counts=file.reported.counts, reported=reported,
-        means=tuple(_means(model, rows, names, file.limits.max_weight) for model, rows in by_model.items()),
+        means=tuple(_sums(report.attempts)) if sums_alone else means, sums_alone=sums_alone,
     )  # fmt: skip
+
+
+def _sums(attempts: Iterable[AttemptReport]) -> Iterator[ModelMeans]:
+    """What the sums of a study with secure aggregation say of each model: nothing else was reported."""
+    for row in attempts:
+        if row.metrics:
+            yield ModelMeans(model=row.round - 1, metrics=row.metrics, sites=len(row.contributors))
 
 
 def _reported(attempts: Iterable[AttemptReport]) -> Iterator[ReportedNumbers]:

@@ -15,6 +15,10 @@ from wardround.pages.charts import LineChart, line_chart
 
 MOST_COLUMNS = 40  # attempts in the table of marks
 MOST_CHARTS = 12  # of metrics beside the loss
+SUMS = (
+    "The mean over all validation rows of the sites in each sum. With secure aggregation that is all that is known: "
+    "nobody knows one site's."
+)
 MOST_ABSENCES = 200  # in the table of them
 LEGEND = (
     "● in the model",
@@ -108,10 +112,11 @@ def _losses(study: StudyFacts) -> Iterator[Block]:
 def _loss_chart(study: StudyFacts) -> LineChart | None:
     """One point for each model that sites validated; where a round was tried again, what its last attempt reported."""
     losses = {row.round - 1: row.loss for row in study.attempts if row.loss is not None}
-    note = (
+    note = SUMS if study.sums_alone else (
         "Each site validates a round's base model on its own validation rows; the mean counts sites by these rows, "
-        "under the study's limit of one site's share. The values' axis need not begin at 0."
-    )
+        "under the study's limit of one site's share."
+    )  # fmt: skip
+    note += " The values' axis need not begin at 0."
     marked = study.best[0] if study.best else None
     if study.best:
         note += f" The ring is the best global model, round {marked}."
@@ -125,7 +130,9 @@ def _loss_chart(study: StudyFacts) -> LineChart | None:
 def _curves(study: StudyFacts, metric: str) -> dict[str, Sequence[tuple[int, float]]]:
     """Each site's curve of a metric."""
     known = study.metrics
-    return {site: known.curve(metric, site) for site in known.sites} if known is not None else {}
+    if known is None or known.sums_alone:
+        return {}
+    return {site: known.curve(metric, site) for site in known.sites}
 
 
 def _metrics(study: StudyFacts) -> Iterator[Block]:
@@ -133,10 +140,10 @@ def _metrics(study: StudyFacts) -> Iterator[Block]:
     if study.metrics is None:
         return
     names = [name for name in study.metrics.metrics if name != VAL_LOSS]
-    note = (
+    note = SUMS if study.sums_alone else (
         "Each site's numbers are of its own validation rows, and its line is the broken one. The strong line is the "
         "mean by these rows, under the study's limit of one site's share."
-    )
+    )  # fmt: skip
     charts = [
         line_chart(
             f"{name} by round", study.metrics.mean_curve(name), x_label="model after round (0: the initial model)",
@@ -146,7 +153,8 @@ def _metrics(study: StudyFacts) -> Iterator[Block]:
     ]  # fmt: skip
     drawn = [chart for chart in charts if chart is not None]
     if drawn:
-        yield Heading("What the sites reported of each model")
+        sums = f"What the sums over {study.metrics.summed} hospitals say of each model"
+        yield Heading(sums if study.sums_alone else "What the sites reported of each model")
         yield from drawn
     if len(names) > MOST_CHARTS:
         yield Paragraph(f"The first {MOST_CHARTS} of {len(names)} metrics are drawn here.", faint=True)

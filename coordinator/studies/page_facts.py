@@ -75,6 +75,11 @@ class StudyFacts:
     metrics: StudyMetrics | None
 
     @property
+    def sums_alone(self) -> bool:
+        """Whether nobody knows what one site reported."""
+        return self.metrics is not None and self.metrics.sums_alone
+
+    @property
     def closed(self) -> list[int]:
         """The rounds that have a model."""
         return [row.round for row in self.attempts if row.outcome == Outcome.CLOSED and not row.closing]

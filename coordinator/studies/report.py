@@ -249,6 +249,7 @@ def _attempt(
         shares=account.shares,
         capped=account.capped,
         left_out=account.left_out,
+        metrics=account.metrics,
     )
 
 

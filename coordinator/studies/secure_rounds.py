@@ -50,7 +50,7 @@ class SecureRounds:
         current = _under_way(study, site, told.attempt)
         before = self._attempt(study, current)
         try:
-            attempt = _with(before, site, told)
+            attempt = with_told(before, site, told)
         except BadData as error:
             raise BadData(error.message, hint=error.hint, code=error.code or "MESSAGE_MALFORMED") from None
         if attempt == before:
@@ -157,7 +157,8 @@ def _under_way(study: Study, site: str, ref: AttemptRef) -> Round:
     return current
 
 
-def _with(attempt: Attempt, site: str, told: SecureTold) -> Attempt:
+def with_told(attempt: Attempt, site: str, told: SecureTold) -> Attempt:
+    """An attempt with what a site tells. Raises as ``SecureRounds.taken``."""
     if told.shares is not None:
         return coordinator.shares(attempt, site, told.shares)
     assert told.statement is not None

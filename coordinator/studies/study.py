@@ -95,7 +95,8 @@ class Study:
         return Rules(
             section.sites, section.rounds, section.needed, section.round_deadline_s, section.start_deadline_s,
             measured=section.deadlines == "measured", finish_late=section.late_updates == "finish",
-            evaluators=frozenset(section.evaluators), threshold=secure.threshold or 0 if secure is not None else 0,
+            evaluators=frozenset(section.evaluators),
+            threshold=secure.rules(len(section.sites)).threshold if secure is not None else 0,
         )  # fmt: skip
 
     @property

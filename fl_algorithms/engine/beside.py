@@ -6,6 +6,7 @@ network of its own that never meets another site's. Nothing of it leaves, and wh
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
@@ -86,12 +87,12 @@ def session_at(
 ) -> Session:
     """The site's session, with one beside it where the study asks for that. Arguments and errors as ``SiteSession``."""
     at_site = study.at(site)
-    how = {"score_at_once": score_at_once, "shares_download": shares_download}
+    session = partial(SiteSession, score_at_once=score_at_once, shares_download=shares_download)
     if not at_site.trains_alone:
-        return SiteSession(study, site, task, data, state, own, device, **how)
+        return session(study, site, task, data, state, own, device)
     first, second = (None, None) if state is None else _divided(state)
-    first_session = SiteSession(study, site, task, data, first, own, device, **how)
-    alone = SiteSession(at_site.alone(), site, task, data, second, device=device, **how)
+    first_session = session(study, site, task, data, first, own, device)
+    alone = session(at_site.alone(), site, task, data, second, device=device)
     return Beside(first_session, alone)
 
 

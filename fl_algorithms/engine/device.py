@@ -164,16 +164,6 @@ def seen_at_home(tensor: Tensor) -> Tensor:
     return tensor.detach().to(HERE).contiguous()
 
 
-def have_same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether both are float32 on the CPU, ``one`` in the plain order of memory, and equal to the bit."""
-    if one.dtype != torch.float32 or (one.dtype, one.shape) != (other.dtype, other.shape) or not one.is_contiguous():
-        return False
-    if one.device != HERE or other.device != HERE:
-        return False
-    bits = torch.int32
-    return torch.equal(one.detach().view(bits), other.detach().contiguous().view(bits))
-
-
 def like(value: Tensor, parameter: Tensor) -> Tensor:
     """A copy where ``parameter`` lies; of its shape, also in its order of memory, as fused optimizers want it."""
     if value.shape != parameter.shape:

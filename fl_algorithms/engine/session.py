@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.engine.algorithm import Context, Downlink, algorithm_of, compute_logits, fit_outputs, judged
-from fl_algorithms.engine.device import CPU, Device, at_home, have_same_bits, make_deterministic, seen_at_home
+from fl_algorithms.engine.device import CPU, Device, at_home, make_deterministic, seen_at_home
 from fl_algorithms.engine.encoding import Encoder
 from fl_algorithms.engine.fine_tuning import fine_tuned
 from fl_algorithms.engine.judging import reduced_loss
 from fl_algorithms.engine.partition import all_tensors, build, download_specs, restore, upload_specs
 from fl_algorithms.engine.phases import refuse_single_rows, run_phase
+from fl_algorithms.engine.taking import downloaded, taken
 from fl_algorithms.engine.training import Networks, Optimizers, Phase, Progress, Watch, flat_key
 from fl_algorithms.methods.settings import FineTuning
 from fl_algorithms.rows import VAL_LOSS
@@ -168,8 +169,7 @@ class SiteSession:
             task: as the site reads its data; ``partition.task_at`` says.
             own: private tensors to begin with in place of those drawn, by name; ``state`` has them already.
             score_at_once: False leaves the test split alone until ``scored`` is asked for a checkpoint's scores.
-            shares_download: whether a checkpoint has no copy of a tensor that is as it was downloaded, but that one;
-                for who writes checkpoints down and changes no download.
+            shares_download: a checkpoint has no copies of what is as it came; for who writes it down at once.
 
         Raises:
             BadData: ``state`` is of another study or another network.
@@ -381,28 +381,13 @@ class SiteSession:
     def _checkpoint(self, kind: str, model_round: int, networks: Networks, validated: _Judgement) -> Checkpoint:
         """The networks as they are now. ``validated`` is what the validation split said of them."""
         data, metric = self._context.data, self._context.task.headline
-        came = self._downloaded() if self._shares_download else {}
-        tensors = dict[str, Tensor]()
-        for key, tensor in all_tensors(networks).items():
-            found = came.get(tensor.data_ptr())
-            same = found is not None and have_same_bits(found, tensor)
-            tensors[key] = found if found is not None and same else at_home(tensor)
+        tensors = taken(networks, downloaded(self._context) if self._shares_download else {})
         split, scores = "validation" if data.test is None else "test", validated.metrics
         if data.test is not None:
             scores = self._tested(networks, data.test, validated.fit) if self._score_at_once else {}
         return Checkpoint(
             kind, model_round, tensors, scores.get(metric), metric, split, validated.loss, scores, validated.fit
         )  # fmt: skip
-
-    def _downloaded(self) -> dict[int, Tensor]:
-        """The downloaded tensors, by where the live ones of the same names lie."""
-        context = self._context
-        return {
-            tensor.data_ptr(): context.base[share.bundle][name]
-            for share in context.algorithm.shares
-            for name, tensor in share.tensors(context.networks).items()
-            if name in context.base.get(share.bundle, {})
-        }
 
     def _tested(self, networks: Networks, test: Split, fit: Mapping[str, Any]) -> dict[str, float | None]:
         """Every metric on the test split. ``fit``: what the validation split said of these networks."""

@@ -5,6 +5,7 @@
     consents/        what was approved, by whom; all that the folder holds
     policies/        the policies' texts by digest, where the site keeps them
     policy.toml      what may leave, if the site has one
+    sums/            with secure aggregation, what each sum was checked with; its vectors as far as there is room
     receipts.jsonl   the coordinator's copy of its receipts, if it was given or the site has one
     report.html      the same for people
     MANIFEST.json    SHA-256 of each of them, signed with the ledger key (DSSE)
@@ -39,6 +40,7 @@ BUNDLE_TYPE = "application/vnd.wardround.audit-bundle.v1+json"
 MANIFEST = "MANIFEST.json"
 RECEIPTS = "receipts.jsonl"
 LARGEST = 2**30  # bytes of an archive that is read
+ROOM = 2**28  # bytes of the vectors and models of sums in an archive; others are given beside it
 CONSENT = re.compile(r"consents/[^/]+\.json")
 FOLDERS = ("consents", "policies")  # taken whole, with what lies below
 
@@ -85,7 +87,7 @@ def look(state: Path, copy: Copy | None = None, pins: Pins = Pins()) -> Look:
     verdict, code = judged(lambda verdict: judge(verdict, shown, [copy] if copy is not None else [], pins))
     if code == CANNOT_VERIFY:
         raise BadData(f"there is nothing to report: {verdict.reason}", hint="`site-agent audit verify` says more")
-    older = [] if code == TAMPERED else _older(shown)
+    older = [] if code == TAMPERED else continued(shown)
     return Look(files, [*older, newest], verdict, code)
 
 
@@ -99,7 +101,7 @@ def make(state: Path, key: Ed25519PrivateKey, out: Path, copy: Copy | None = Non
     """
     looked = look(state, copy)
     verdict = looked.verdict
-    files = {**looked.files, "report.html": looked.page().encode()}
+    files = {**looked.files, **sums_of(state), "report.html": looked.page().encode()}
     about = {
         "ledger_id": verdict.ledger_id, "lines": sum(1 for _ in RawLines(looked.ledgers[-1])), "head": verdict.head,
         "verdict": looked.code,
@@ -108,7 +110,7 @@ def make(state: Path, key: Ed25519PrivateKey, out: Path, copy: Copy | None = Non
     return verdict, looked.code
 
 
-def _older(shown: Shown) -> list[LedgerFiles]:
+def continued(shown: Shown) -> list[LedgerFiles]:
     """The ledgers that a verified one continues, oldest first, as far as they are shown."""
     older: list[LedgerFiles] = []
     here = shown.newest
@@ -139,7 +141,7 @@ def verify_bundle(path: Path, receipts: Path | None = None, pins: Pins = Pins())
         given += [given_copy(receipts)] if receipts is not None else []
         shown = Shown(newest, within(bundle.files), partial(check_manifest, bundle))
         code = judge(verdict, shown, given, pins)
-        verdict.not_shown += _not_of_the_ledger(bundle.files, [newest, *_older(shown)])
+        verdict.not_shown += _not_of_the_ledger(bundle.files, [newest, *continued(shown)])
         return code
 
     return judged(judge_it)
@@ -182,6 +184,27 @@ def gather(state: Path, receipts: bytes | None) -> dict[str, bytes]:
         raise Unavailable(f"{error.filename} cannot be read ({error.strerror})") from None
     if receipts is not None:
         files[RECEIPTS] = receipts
+    return files
+
+
+def sums_of(state: Path) -> dict[str, bytes]:
+    """What each sum was checked with: the evidence always; of the last sums that fit, the vectors and models too.
+
+    Raises:
+        Unavailable: one of them cannot be read.
+    """
+    room, files = ROOM, dict[str, bytes]()
+    try:
+        folders = [path for path in (state / "sums").glob("*") if path.is_dir()]
+        for folder in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+            plain = sorted(path for path in folder.iterdir() if path.is_file() and not path.is_symlink())
+            whole = [path for path in plain if path.suffix in (".vector", ".safetensors")]
+            size = sum(path.stat().st_size for path in whole)
+            room -= size if (fits := size <= room) else 0
+            for path in [path for path in plain if path.suffix == ".json"] + (whole if fits else []):
+                files[path.relative_to(state).as_posix()] = path.read_bytes()
+    except OSError as error:
+        raise Unavailable(f"{error.filename} cannot be read ({error.strerror})") from None
     return files
 
 

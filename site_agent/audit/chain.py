@@ -92,7 +92,7 @@ class Account:
         self.key_named = False  # by a receipt
         self.unknown: set[str] = set()  # types of records that a later version writes
         self._receipt_key = ""
-        self._secure = SecureLines()
+        self.secure = SecureLines()
 
     @property
     def lines(self) -> int:
@@ -134,7 +134,7 @@ class Account:
         refuse_misfit(receipt, self._awaited(receipt.upload_id))
 
     def _account(self, seq: int, entry: Entry) -> None:
-        self._secure.take(entry)
+        self.secure.take(seq + 1, entry)
         match entry:
             case GenesisEntry():
                 self.ledger_id, self.key = entry.ledger_id, entry.ledger_key or ""

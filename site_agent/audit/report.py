@@ -179,7 +179,10 @@ def _left(study: StudyFacts) -> Iterator[Block]:
     if rows:
         yield Grid(("tensor", "type", "shape", "times", "bytes in all"), rows, numbers=(3, 4), codes=(0,))
     metrics = sorted({name for upload in study.uploads for name, _ in upload.metrics})
-    yield Paragraph(f"Beside them: {', '.join(metrics) or 'no metric'}; the numbers of training and validation rows.")
+    counts = (
+        "no number of rows: masked numbers have them" if study.sums else "the numbers of training and validation rows"
+    )
+    yield Paragraph(f"Beside them: {', '.join(metrics) or 'no metric'}; {counts}.")
     points = [(upload.round, upload.norm) for upload in study.uploads if upload.norm is not None]
     chart = line_chart(
         "How far each update moved the model", points, x_label="round", y_label="L2 norm of the update, no unit",

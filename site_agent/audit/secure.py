@@ -3,6 +3,7 @@ secrets were opened, and each signature was within the policy in force.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from wardround.errors import BadData
 from wardround.records.ledger.decided import PolicyEntry
@@ -67,25 +68,33 @@ def sums_in(entries: Sequence[SecureEntry]) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """The first `agreed` line of a round in a ledger, counted from 1."""
+
+    line: int
+    entry: AgreedEntry
+
+
 class SecureLines:
-    """What was agreed in a ledger so far, and the policy in force."""
+    """What was agreed in a ledger so far, by study and round, and the policy in force."""
 
     def __init__(self) -> None:
         self._policy = ""
-        self._agreed: dict[tuple[str, int], AgreedEntry] = {}  # (study, round)
+        self.agreed: dict[tuple[str, int], Agreed] = {}
 
-    def take(self, entry: Entry) -> None:
-        """Raises BadData: it cannot stand after what was taken before."""
+    def take(self, number: int, entry: Entry) -> None:
+        """Line ``number``, counted from 1. Raises BadData: it cannot stand after what was taken before."""
         match entry:
             case PolicyEntry():
                 self._policy = entry.sha256 or ""
             case AgreedEntry():
-                self._agree(entry)
+                self._agree(number, entry)
             case OpenedEntry():
                 self._open(entry)
 
-    def _agree(self, entry: AgreedEntry) -> None:
-        first = self._agreed.setdefault((entry.study_sha256, entry.round), entry)
+    def _agree(self, number: int, entry: AgreedEntry) -> None:
+        first = self.agreed.setdefault((entry.study_sha256, entry.round), Agreed(number, entry)).entry
         if first.chosen != entry.chosen:
             raise BadData(f"round {entry.round} was agreed twice, with two sets")
         if entry.policy_sha256 != self._policy:
@@ -97,11 +106,19 @@ class SecureLines:
             raise BadData(f"a set with {known} sites that people knew, fewer than the policy wants")
 
     def _open(self, entry: OpenedEntry) -> None:
-        agreed = self._agreed.get((entry.study_sha256, entry.round))
-        if agreed is None or agreed.chosen != entry.chosen:
+        found = self.agreed.get((entry.study_sha256, entry.round))
+        if found is None or found.entry.chosen != entry.chosen:
             raise BadData("it opens a set that no line before it agrees to")
         self_masks = set(entry.self_masks)
         if both := sorted(self_masks & set(entry.mask_keys)):
             raise BadData(f"shares of both kinds of site `{both[0][:64]}` were opened")
-        if self_masks != set(agreed.sites):
+        if self_masks != set(found.entry.sites):
             raise BadData("it opens the self masks of other sites than the set's")
+
+
+def agreed_again(older: SecureLines, newer: SecureLines) -> int | None:
+    """The first line of ``newer`` that agrees to another set of a round than ``older``, a ledger before it, does."""
+    found = ((key, older.agreed.get(key), agreed) for key, agreed in newer.agreed.items())
+    return next(
+        (agreed.line for _, before, agreed in found if before and before.entry.chosen != agreed.entry.chosen), None
+    )

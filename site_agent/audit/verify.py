@@ -19,6 +19,7 @@ from typing import Any
 from site_agent.audit import receipts as copies
 from site_agent.audit.chain import Account, Changed, account_of
 from site_agent.audit.files import LedgerFiles, beside, in_folder
+from site_agent.audit.secure import agreed_again
 from wardround.errors import Unavailable
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.signing import dsse
@@ -201,6 +202,9 @@ def _ledgers(shown: Shown) -> tuple[list[Account], str | None]:
         if older.lines > cited.lines:
             reason = f"line {cited.lines + 1} and those after it stand behind the head that the next ledger continues"
             raise older.changed(cited.lines + 1, reason)
+        for newer in ledgers:
+            if (line := agreed_again(older.secure, newer.secure)) is not None:
+                raise newer.changed(line, f"line {line}: a round was agreed twice, with another set in {older.name}")
         ledgers.append(older)
     return ledgers, None
 

@@ -15,13 +15,14 @@ from site_agent.cli.joining import join
 from site_agent.cli.options import State
 from site_agent.cli.pack import pack
 from site_agent.cli.page import page_app
-from site_agent.cli.peers import check_sum, peers_app
+from site_agent.cli.peers import peers_app
 from site_agent.cli.policy import policy_app
 from site_agent.cli.release import leave, reject, release
 from site_agent.cli.service import joined
 from site_agent.cli.setup import setup
 from site_agent.cli.status import status, studies
 from site_agent.cli.study import approve, preview, withdraw
+from site_agent.cli.sums import check_sum
 from wardround.cli import LogFormat, Metrics, application, run, say
 
 app = application(

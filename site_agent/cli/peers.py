@@ -1,13 +1,12 @@
-"""``site-agent peers``: whom this hospital's people know among a study's members. ``audit sum``: the check of a sum."""
+"""``site-agent peers``: whom this hospital's people know among a study's members."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from site_agent.cli.options import State, StudyId
 from site_agent.cli.service import ask_or_do, joined, offered
 from wardround.cli import Json, group, print_json, say, say_next
-from wardround.errors import NotPermitted
 
 if TYPE_CHECKING:
     from site_agent.gateway.commands import CommandHandler
@@ -84,41 +83,3 @@ def forget(site: SiteName, state: State) -> None:
 
     ask_or_do(here, ForgetPeer(site, person), alone)
     print(f"`{site}` is a stranger here from now on")
-
-
-def check_sum(
-    study: StudyId,
-    state: State,
-    round_: Annotated[int, typer.Option("--round", metavar="N", min=1, help="The round whose sum to look at.")],
-    blocks: Annotated[
-        Literal["16", "all"], typer.Option(help="How many of its blocks of 1 MiB, drawn at random.")
-    ] = "16",
-    json: Json = False,
-) -> None:
-    """Check that a round's model is what the sum of the hospitals' updates gives. Exits 77 where it is not."""
-    from site_agent.gateway.connection.interrupt import Interrupt
-    from site_agent.gateway.peer_requests import CheckSum
-    from wardround.records.ledger.secure import OTHER
-
-    here, _ = joined(state)
-    count = None if blocks == "all" else int(blocks)
-    shown = ask_or_do(
-        here, CheckSum(study, round_, count), lambda handler: handler.check_sum(study, round_, count, Interrupt())
-    )
-    if json:
-        print_json(shown.document())
-    else:
-        print(f"round {round_} of `{study}`: the sum over {', '.join(shown.sites)}")
-        print(f"{shown.looked_at} of {shown.of} blocks looked at: {WORDS[shown.result]}")
-    if shown.result == OTHER:
-        raise NotPermitted(
-            f"the model of round {round_} of `{study}` is not what its sum gives: {shown.why}",
-            hint="show this to the coordinator's operator and to the other hospitals",
-        )
-
-
-WORDS = {
-    "same": "the model is what they give, bit by bit",
-    "other": "the model is NOT what they give",
-    "blocks_alone": "each is what its site signed; the model holds more than the sum, and was not compared",
-}

@@ -25,7 +25,7 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.returning import give_back_lost
 from site_agent.gateway.fitting import declaration_of
 from site_agent.gateway.inbox import Inbox, ResolveUploads, Work
-from site_agent.gateway.peer_requests import ShownSum
+from site_agent.gateway.peer_requests import CheckSum, ShownSum
 from site_agent.gateway.requests import ReleaseDecision
 from site_agent.gateway.round import Rounds
 from site_agent.gateway.secure.exchange import SecureRounds
@@ -148,10 +148,10 @@ class Agent:
         self._refuse_unconnected()
         return self.commands.fetch_receipts(self._stopping)
 
-    def check_sum(self, study: str, round_: int, blocks: int | None) -> ShownSum:
+    def check_sum(self, asked: CheckSum) -> ShownSum:
         """Look at a round's sum for a person. Raises Unavailable: at once, if the coordinator is not connected."""
         self._refuse_unconnected()
-        return self.commands.check_sum(study, round_, blocks, self._stopping)
+        return self.commands.check_sum(asked, self._stopping)
 
     def approved(self, consent: Consent) -> bool:
         """Tell the coordinator of an approval. False: it cannot be reached, and the next connection does it.

@@ -25,7 +25,7 @@ from site_agent.gateway.exit import receipt_copy
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.fitting import declaration_of, declaration_of_fit, fit_of, form_of
-from site_agent.gateway.peer_requests import ShownSum
+from site_agent.gateway.peer_requests import CheckSum, ShownSum
 from site_agent.gateway.peers import KnownPeers
 from site_agent.gateway.policy import text
 from site_agent.gateway.policy.decisions import decide
@@ -35,6 +35,7 @@ from site_agent.gateway.releasing import Releases
 from site_agent.gateway.requests import Fit
 from site_agent.gateway.secure.attempts import Attempts
 from site_agent.gateway.secure.checks import SumChecks
+from site_agent.gateway.secure.kept import name_of
 from site_agent.gateway.summaries import Summaries
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent
 from site_agent.state.directory import SiteState, now_text
@@ -62,7 +63,7 @@ class CommandHandler:
         self.session = session
         self.policy = PolicyEnforcement.of(state, site, ledger)
         self.peers = KnownPeers(state, site, ledger)
-        self.sums = SumChecks(session, ledger, Attempts(state.secure))
+        self.sums = SumChecks(session, ledger, Attempts(state.secure), state.sums)
         self.summaries = Summaries(state, ledger, session, self.policy)
         self._log = RateLimitedLog(log)
         self._lock = threading.RLock()
@@ -267,11 +268,13 @@ class CommandHandler:
             connection.declare(declaration)
         return fit
 
-    def check_sum(self, study: str, round_: int, blocks: int | None, interrupt: Interrupt) -> ShownSum:
+    def check_sum(self, asked: CheckSum, interrupt: Interrupt) -> ShownSum:
         """Look at blocks of a round's sum, or at all of them. Raises as ``SumChecks.by_hand``."""
+        study = asked.study
         consent = approvals.require(self._state.consent(study), study, self._state.offer(study).digest)
-        found = self.sums.by_hand(consent, round_, blocks, interrupt)
-        return ShownSum(found.result, len(found.looked_at), found.of, found.sites, found.why)
+        found = self.sums.by_hand(consent, asked.round, asked.blocks, interrupt, keep=asked.keep)
+        kept = str(self._state.sums / name_of(study, consent.revision, asked.round)) if asked.keep else ""
+        return ShownSum(found.result, len(found.looked_at), found.of, found.sites, found.why, kept)
 
     def leave(self, person: Person) -> None:
         """Record that the membership ended. From here on this directory is an archive; studies were withdrawn before.

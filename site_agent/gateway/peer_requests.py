@@ -28,13 +28,16 @@ class ShownPeers(Answer):
 
 @dataclass(frozen=True)
 class ShownSum(Answer):
-    """``result``: same, other or blocks_alone. ``looked_at``: so many of ``of`` blocks. ``why``: what is other."""
+    """``result``: same, other or blocks_alone. ``looked_at``: so many of ``of`` blocks. ``why``: what is other.
+    ``kept``: the folder with all that it was checked with, where it was to be kept; "" else.
+    """
 
     result: str
     looked_at: int
     of: int
     sites: tuple[str, ...]
     why: str
+    kept: str
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,12 @@ class ForgetPeer(Request[Done]):
 
 @dataclass(frozen=True)
 class CheckSum(Request[ShownSum]):
-    """``blocks``: how many to look at; None: all. Fails where the coordinator is not reached."""
+    """``blocks``: how many to look at; None: all. ``keep``: what it is checked with, for others. Fails where the
+    coordinator is not reached.
+    """
 
     command = "check_sum"
     study: str
     round: int
     blocks: int | None
+    keep: bool

@@ -64,7 +64,7 @@ class Rounds:
         """``declare``: tells the coordinator where this site stands with an assignment."""
         self._state = state
         self._declare = declare
-        self._secure, self._sums, self._site = secure, SumChecks(session, ledger, secure.attempts), site
+        self._secure, self._sums, self._site = secure, SumChecks(session, ledger, secure.attempts, state.sums), site
         self._session = session
         self._ledger = ledger
         self._trainer = trainer
@@ -306,8 +306,7 @@ class Rounds:
         journal.applied = not journal.update and not (consent is not None and consent.evaluates)
         if journal.applied:
             self._state.save_journal(journal, "content")
-        else:
-            self._settle(journal, interrupt)  # and then it is written down; until then the ledger has it
+        self._settle(journal, interrupt)  # and writes it down when the trainer has heard; until then the ledger has it
 
     def _settle(self, journal: Journal, interrupt: Interrupt) -> None:
         """Let the trainer hear a decision that it has not heard. The ledger has it, whatever the journal says."""

@@ -45,7 +45,9 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
         formats.bring_forward(state.root)
         state.site()
         state.make_folders()
-        trainer = TrainerProcess(state.root, options) if with_trainer else TrainerApart(state.root)
+        trainer: TrainerProcess | TrainerApart = (
+            TrainerProcess(state.root, options) if with_trainer else TrainerApart(state.root)
+        )
         try:
             agent = Agent(state)
             try:
@@ -140,8 +142,8 @@ class RequestDispatcher:
             case peer_requests.ForgetPeer(site, by):
                 handler.peers.forget(site, _person(by))
                 return Done()
-            case peer_requests.CheckSum(study, round_, blocks):
-                return agent.check_sum(study, round_, blocks)
+            case peer_requests.CheckSum():
+                return agent.check_sum(request)
             case requests.Leave(by):
                 return requests.Left(tuple(agent.leave(_person(by))))
 

@@ -12,6 +12,7 @@
     outgoing/STUDY.masked.safetensors   with secure aggregation, the same with masks: this one leaves
     secure/              of secure aggregation: secrets of the attempts under way, and the models that a sum is checked
                          with; in no backup
+    sums/STUDY.REVISION.ROUND/  what a round's sum was checked with
     commitments/UPLOAD.json   the salt of a masked upload's commitment, and what it commits to
     incoming/            models that are being downloaded
     staging/             the one folder that the trainer's user writes too
@@ -47,7 +48,7 @@ __all__ = [  # what other packages import from here
 
 GATEWAY_FOLDERS = (
     "identity", "offers", "previews", "consents", "endorsements", "policies", "journal", "ledger", "staging",
-    "incoming", "outgoing", "secure", "commitments",
+    "incoming", "outgoing", "secure", "commitments", "sums",
 )  # fmt: skip
 COUNTS = 2  # numbers that go with each update beside its metrics: how many rows trained, how many validated
 SHARED_MODE = 0o640  # a file in staging: the trainer's user reads it through the group
@@ -117,6 +118,11 @@ class SiteState:
     def secure(self) -> Path:
         """The secrets of secure aggregation."""
         return self.root / "secure"
+
+    @property
+    def sums(self) -> Path:
+        """What sums were checked with."""
+        return self.root / "sums"
 
     def save_commitment(self, upload_id: str, document: object) -> None:
         """Keep what a masked upload's commitment is made of, with its salt."""

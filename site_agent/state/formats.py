@@ -67,7 +67,7 @@ def _kept(root: Path, number: int) -> Path:
     partial = root / f"before-format-{number}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     durable.make_folder(partial)
-    for name in KEPT:
+    for name in (*KEPT, *sorted(path.name for path in root.glob("ledger-*"))):  # what was signed before a rollover
         if (root / name).is_dir():
             shutil.copytree(root / name, partial / name)
         elif (root / name).exists():

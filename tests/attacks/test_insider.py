@@ -246,6 +246,11 @@ def test_approval_put_into_a_bundle_afterwards(tmp_path: Path) -> None:
         "that consents/hearts.json is what was approved or withdrawn: no line of the ledgers in it has its digest",
         f"that policies/{sha256(policy)}.toml was ever in force: its digest is not its name",
     ]
+    second = verify_ledger.judge(out, bundle=True)[2].splitlines()
+    assert [line for line in second if line.startswith("not shown: ")] == [
+        "not shown: that consents/hearts.json was approved, or in force",
+        f"not shown: that policies/{sha256(policy)}.toml was approved, or in force",
+    ]
 
 
 def sha256(data: bytes) -> str:

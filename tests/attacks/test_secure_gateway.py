@@ -1,7 +1,8 @@
 """A malicious coordinator against the gateways of three hospitals: real ledgers, policies and files at each of them."""
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +14,21 @@ from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit import egress
+from site_agent.gateway.secure import checking, terms
 from site_agent.gateway.secure.due import MOST
 from site_agent.state.directory import SiteState
 from tests.secure_world import key_of, public
+from tests.site_agent import secure_sites
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
 from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
 from wardround.records.assignment import Assignment, ModelRef
 from wardround.records.secure_messages import SecureShown, SecureTold, Shown, SumEvidence
-from wardround.secure import coordinator
+from wardround.secure import coordinator, layout, sums
 from wardround.secure.statements import Submission
 from wardround.signing.dsse import Envelope
 from wardround.tensors.files import TensorFile
+from wardround.tensors.manifests import TensorSpec
 
 
 @pytest.fixture
@@ -244,7 +248,7 @@ def test_an_honest_ledger_called_changed_for_it_was_rolled_over_in_a_round(
     assert verify_ledger.judge(hospital.state.ledger)[0] == code
 
 
-@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/exit/ledger_opening.py")
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/exit/pledged.py")
 def test_a_second_set_after_the_ledgers_were_rolled_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum of round 1 is opened. Then the coordinator takes three ledgers no longer, so that their people begin new
     ones, as the hint says, in which no set was ever signed: round 1 again, without dublin."""
@@ -379,3 +383,73 @@ def test_planted_numbers_of_one_site_stand_in_nothing_that_was_sent(world: Secur
     assert not any(one in sent for one in planted)
     assert b"0.6931" not in sent
     assert (upload.header.metrics, upload.header.num_examples, upload.header.num_validation) == ((), 0, 0)
+
+
+@pytest.fixture
+def twenty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecureSites]:
+    """A round of vectors of twenty blocks, which are of eight elements here."""
+    for module in (layout, sums, checking, secure_sites):
+        monkeypatch.setattr(module, "ELEMENTS", 8)
+    monkeypatch.setattr(secure_sites, "SPECS", (TensorSpec("shared.weight", "F32", (13, 12)),))
+    world = SecureSites(tmp_path)
+    assert world.layout.blocks == BLOCKS
+    world.run(1)
+    yield world
+    world.close()
+
+
+BLOCKS = 20
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checking.py")
+def test_an_altered_block_of_one_sites_vector_in_the_model_is_found_by_the_full_check_always(
+    twenty: SecureSites,
+) -> None:
+    """It shows what the sites signed, and made the model of something else: the full check says in which block."""
+    hospital, found = twenty.hospitals["bergen"], []
+    for number in (0, 1):
+        twenty.download("bergen", number)
+    for block in range(BLOCKS):
+        hospital.rounds.attempts.model(STUDY, twenty.models[1]).write_bytes(altered(twenty, block))
+        found.append(looked(twenty, range(BLOCKS)))
+    assert found == [("other", block) for block in range(BLOCKS)]
+    for site in twenty.sites:
+        for block in range(BLOCKS):
+            honest = twenty.vectors[site][block]
+            twenty.vectors[site][block] = bytes([honest[0] ^ 1]) + honest[1:]
+            with pytest.raises(BadData, match=f"block {block} of site `{site}` is not what it had signed"):
+                looked(twenty, range(BLOCKS))
+            twenty.vectors[site][block] = honest
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checking.py")
+def test_an_altered_block_is_found_by_samples_at_the_rate_that_the_page_computes(twenty: SecureSites) -> None:
+    """A sample finds it exactly if it looks at that block; and the blocks are drawn with the chance of the page."""
+    hospital, bad = twenty.hospitals["bergen"], 13
+    twenty.download("bergen", 0)
+    hospital.rounds.attempts.model(STUDY, twenty.models[1]).write_bytes(altered(twenty, bad))
+    for block in range(BLOCKS):
+        sample = [block, (block + 1) % BLOCKS, (block + 2) % BLOCKS]
+        assert looked(twenty, sorted(sample)) == (("other", bad) if bad in sample else ("same", None))
+    draws, rate = 20_000, 1 - sums.chance_to_miss(BLOCKS, 1, checking.SAMPLE)
+    assert rate == pytest.approx(checking.SAMPLE / BLOCKS)
+    met = sum(bad in checking.drawn(twenty.layout, checking.SAMPLE) for _ in range(draws))
+    assert abs(met / draws - rate) < 5 * math.sqrt(rate * (1 - rate) / draws)
+
+
+def altered(world: SecureSites, block: int) -> bytes:
+    """The round's model with another value in a block."""
+    data = bytearray(world.model_file(1).read_bytes())
+    place = len(data) - 4 * world.layout.elements + 4 * 8 * block
+    data[place] ^= 1
+    return bytes(data)
+
+
+def looked(world: SecureSites, blocks: Iterable[int]) -> tuple[str, int | None]:
+    """What a look at some blocks finds, and in which."""
+    hospital = world.hospitals["bergen"]
+    ((agreed, _),) = hospital.ledger.pledged.sets()
+    base, model = (hospital.rounds.attempts.model(STUDY, digest) for digest in world.models)
+    sum_ = terms.sum_of(world.consent_of(hospital), agreed, base, model)
+    found = checking.check(sum_, world.evidence, hospital.session, list(blocks))
+    return found.result, int(found.why.split()[1].rstrip(",")) if found.why else None

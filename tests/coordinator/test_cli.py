@@ -384,7 +384,7 @@ def exported(state: Path, folder: Path, told: dict[str, Any]) -> None:
         done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
         with pytest.raises(NeedsPerson, match="the weights are written, and ONNX is not: torch is not installed here"):
             CliRunner().invoke(app, [*map(str, words), "--force", "--onnx"], catch_exceptions=False)
-    names = ("model.safetensors", "card.json", "study.json", "MODEL_CARD.md")
+    names = ("card.json", "study.json", "MODEL_CARD.md", "model.safetensors")
     assert done.stdout.split() == [str(folder / name) for name in names]
     assert "warning: without a program: torch is not installed here; where it is: `fl-lab program" in done.stderr
     card = json.loads((folder / "card.json").read_text())

@@ -1,13 +1,18 @@
 """Studies with secure aggregation over real gRPC: the coordinator's part, at each step and over restarts."""
 
+import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from coordinator.answers import StudyStatus
+from coordinator.answers import StudyReport, StudyStatus
+from coordinator.cli.metrics import HEADS, csv_rows, print_metrics
 from coordinator.cli.printing import print_status
 from coordinator.storage import tables
+from coordinator.studies.curves import curves
+from coordinator.studies.metrics import metrics_of
+from coordinator.studies.page import page
 from tests.coordinator.conftest import SITES, Place, refused
 from tests.coordinator.fake_site import WAIT_S, delta
 from tests.coordinator.secure_site import Member, begun, train, whole_round
@@ -63,6 +68,40 @@ def test_no_count_and_no_metric_of_one_site_is_in_the_report(place: Place) -> No
     answers = [row for attempt in report["attempts"] for row in attempt["answers"].values()]
     assert answers
     assert all(not row.get("metrics") and not row.get("num_examples") for row in answers)
+
+
+def test_the_metrics_of_each_model_are_those_of_the_sum_and_of_no_site(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members = begun(place)
+    for _ in range(3):
+        whole_round(members)
+    place.until(lambda status: status["state"] == "finished")
+    report = StudyReport.model_validate(place.ask("report", study="trial"))
+    reported = metrics_of(report)
+    assert (reported.sums_alone, reported.reported) == (True, ())
+    assert [(one.model, one.sites) for one in reported.means] == [(0, 3), (1, 3), (2, 3)]
+    assert [value for _, value in reported.mean_curve("val_loss")] == pytest.approx(
+        [mean_loss(number) for number in (1, 2, 3)], abs=1e-6
+    )
+    print_metrics(reported, ("val_loss",))
+    first, *rows, last = capsys.readouterr().out.splitlines()
+    assert first == "trial, revision 1: sums over 3 hospitals of each model; model 0 is the initial one"
+    assert [line.split()[:3] for line in rows if line.strip().startswith("sum")] == [["sum", "of", "3"]]
+    assert last.endswith("with secure aggregation none knows more")
+    print_metrics(reported, ("val_loss",), every=True)
+    assert f"{mean_loss(1):.4g}" in capsys.readouterr().out
+    cells = [dict(zip(HEADS, row, strict=True)) for row in csv_rows(reported, reported.metrics)]
+    assert [(row["site"], row["model"], row["round"], row["closing"], row["rows"]) for row in cells] == [
+        ("sum of 3", "0", "1", "no", ""), ("sum of 3", "1", "2", "no", ""), ("sum of 3", "2", "3", "yes", "")
+    ]  # fmt: skip
+    assert set(curves(report, reported).series) == {"mean/val_loss"}
+    shown = page(report, reported)
+    assert "With secure aggregation that is all that is known: nobody knows one site&#39;s." in shown
+    for site in SITES:
+        for number in (1, 2, 3):
+            own = delta(site, number, SPECS).metrics[0][1]
+            assert own not in shown + json.dumps(reported.document())
 
 
 STEPS: list[tuple[str, Callable[[Member], object]]] = [

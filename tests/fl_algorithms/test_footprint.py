@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fl_algorithms.engine.algorithm import compute_logits, judged
-from fl_algorithms.engine.device import have_same_bits
 from fl_algorithms.engine.footprint import row_bytes
 from fl_algorithms.engine.judging import evaluation_parts
 from fl_algorithms.engine.partition import task_of
+from fl_algorithms.engine.taking import have_same_bits
 from fl_algorithms.tasks.selection import chosen
 from tests.fl_algorithms.toys import U, data_of, plus, session_of, start_of, toy_masks, toy_study
 

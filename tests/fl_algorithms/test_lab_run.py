@@ -85,7 +85,7 @@ def test_a_model_of_a_run_goes_out_with_its_program(folder: Path) -> None:
     out, place = folder / "out", folder / "model"
     lab(folder, "--out", out, "--variant", "fedavg")
     done = CliRunner().invoke(app, ["model", str(out), "--site", "ash", "--out", str(place)], catch_exceptions=False)
-    names = "model.safetensors card.json study.json preprocessing.json MODEL_CARD.md model.py predict.py"
+    names = "card.json study.json preprocessing.json MODEL_CARD.md model.safetensors model.py predict.py"
     assert done.stdout.split() == [str(place / name) for name in names.split()]
     page = (place / "MODEL_CARD.md").read_text()
     assert "no federation took part" in page

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from site_agent import audit
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
@@ -32,6 +34,7 @@ from site_agent.state.person import Person
 from site_agent.state.site import Site
 from tests.secure_world import key_of, public
 from wardround.errors import TryAgain, WardroundError
+from wardround.local import durable
 from wardround.records import secure_messages as messages
 from wardround.records import secure_round
 from wardround.records.assignment import TRAIN, Assignment, ModelRef
@@ -116,7 +119,7 @@ class Hospital:
         self.site = Site(self.name, FEDERATION, "127.0.0.1:1", "ab" * 32, "ab" * 32, 3600)
         self.ledger = Ledger(self.state.ledger, key_of(self.name))
         self.rounds = SecureRounds(self.state, self.site, key_of(self.name), self.session, self.ledger)
-        self.sums = SumChecks(self.session, self.ledger, self.rounds.attempts)
+        self.sums = SumChecks(self.session, self.ledger, self.rounds.attempts, self.state.sums)
         self.peers = KnownPeers(self.state, self.site, self.ledger)
         self.policy = PolicyEnforcement.of(self.state, self.site, self.ledger)
         self.declined: list[str] = []
@@ -180,6 +183,16 @@ class Hospital:
     def restart(self) -> "Hospital":
         """The same site, from what is on its disk."""
         self.ledger.close()
+        return Hospital(self.world, self.name, self.folder)
+
+    def roll_over(self) -> "Hospital":
+        """`audit rollover`, and the same site after it."""
+        self.ledger.close()
+        pem = key_of(self.name).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        durable.make_folder(self.state.identity)
+        durable.write_file(self.state.identity / "ledger_key.pem", pem)
+        self.state.save_site(self.site)
+        roll_over(self.state)
         return Hospital(self.world, self.name, self.folder)
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
@@ -308,7 +321,8 @@ class SecureSites:
         assert not wrong
         chosen = self.attempt.chosen
         summing = Summing(self.layout, Unmasking.of(opened, self.attempt.members, chosen))
-        self.total = summing.tensors(0, [self.vectors[site][0] for site in chosen])
+        vectors, blocks = [self.vectors[site] for site in chosen], range(self.layout.blocks)
+        self.total = np.concatenate([summing.tensors(index, [one[index] for one in vectors]) for index in blocks])
         self.numbers = summing.numbers([self.vectors[site][-1] for site in chosen])
         with TensorFile(self.model_file(len(self.models) - 1)) as base:
             flat = np.concatenate([base.block(spec.key, 0, spec.bytes // 4) for spec in SPECS])

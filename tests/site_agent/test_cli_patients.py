@@ -165,7 +165,7 @@ def test_model_is_exported_with_all_that_predicting_needs(
     )
     out = tmp_path / "model"
     result = give(hospital, "models", "export", NAME, "--checkpoint", "latest", "--out", out)
-    names = "model.safetensors card.json preprocessing.json study.json MODEL_CARD.md model.py predict.py"
+    names = "card.json preprocessing.json study.json MODEL_CARD.md model.safetensors model.py predict.py"
     assert result.stdout.split() == [str(out / name) for name in names.split()]
     assert "was computed from patients" in result.stderr
     assert f"next: {out}/MODEL_CARD.md says what it is" in result.stderr.replace("\n", "")

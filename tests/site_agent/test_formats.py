@@ -47,6 +47,9 @@ def test_an_older_directory_is_brought_forward_and_its_copy_kept(
     policy = root / "policy.toml"
     policy.write_text("old")
     key = (root / "identity" / "key.pem").read_bytes()
+    older = root / f"ledger-{'ab' * 16}" / "000001.jsonl"
+    older.parent.mkdir()
+    older.write_text("signed before a rollover")
 
     class Crash(BaseException):
         pass
@@ -63,6 +66,7 @@ def test_an_older_directory_is_brought_forward_and_its_copy_kept(
     open_alone(world.state)
     assert policy.read_text() == "new"
     copy = root / "before-format-1"
+    assert (copy / older.relative_to(root)).read_text() == "signed before a rollover"
     assert (copy / "policy.toml").read_text() == "old"
     assert (copy / "identity" / "key.pem").read_bytes() == key
     assert (copy / "identity" / "key.pem").stat().st_mode & 0o77 == 0

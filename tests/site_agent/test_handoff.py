@@ -142,7 +142,7 @@ class QuickWorker:
     made = 0
     isolation, missing = "seccomp", ()
 
-    def __init__(self, state: Path, *, warm: bool, options: object = ()) -> None:
+    def __init__(self, state: Path, *, warm: bool, options: object = (), given_up: object = None) -> None:
         type(self).made += warm
         self.pid = 1000 + type(self).made
         self.closed = threading.Event()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from site_agent import audit
+from site_agent.audit.bundle import look
 from site_agent.audit.facts import facts_of
 from site_agent.audit.files import in_folder
 from site_agent.audit.show import words
@@ -224,6 +225,13 @@ def test_the_report_says_of_each_round_with_whom_what_was_opened_and_whether_the
     assert study.sums == (
         ("1", everyone, "2", "self masks of the sum's sites", "1 of 1 blocks: is the model that came of it"),
         ("2", everyone, "2", "self masks of the sum's sites", "not yet"),
+    )
+    page = look(world.hospitals["bergen"].state.root).page()
+    assert "Beside them: no metric; no number of rows: masked numbers have them." in page
+    assert (
+        page.index("the sum checked")
+        < page.index("1 of 1 blocks: is the model that came of it")
+        < page.index("not yet")
     )
     shown = [words(line) for line in audit.lines(world.hospitals["bergen"].state.ledger) if line.type == "sum_checked"]
     assert shown == ["hearts round 1.1: the sum is the model that came of it: 1 of 1 blocks looked at"]

@@ -51,6 +51,38 @@ def test_every_kind_of_change_of_a_ledger_of_what_was_sent_again_is_found_by_bot
     nothing_slipped_through(evidence_tamper.exhaustive_lines(tmp_path, Made(12, again=True), part=1, parts=97))
 
 
+def test_every_kind_of_change_of_a_ledger_with_secure_aggregation_is_judged_alike_by_both(tmp_path: Path) -> None:
+    secure = Made(14, secure=True)
+    nothing_slipped_through(evidence_tamper.exhaustive_lines(tmp_path / "a", secure, part=1, parts=149))
+    nothing_slipped_through(evidence_tamper.exhaustive_secure(tmp_path / "b", 22, part=2, parts=11))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("agreed", {"sites": ["bergen", "st-olav"]}),
+        ("agreed", {"known": ["bergen"]}),
+        ("agreed", {"min_known": 3}),
+        ("agreed", {"policy_sha256": "ce" * 32}),
+        ("agreed", {"round": 1, "chosen": "08" * 32}),
+        ("opened", {"chosen": "08" * 32}),
+        ("opened", {"self_masks": ["bergen", "charite", "dublin", "st-olav"]}),
+        ("opened", {"mask_keys": ["bergen"]}),
+        ("opened", {"round": 9}),
+    ],
+)
+def test_what_was_agreed_or_opened_against_the_rules_is_found_by_both(
+    tmp_path: Path, kind: str, said: dict[str, object]
+) -> None:
+    """In a chain that was made anew with the key."""
+    types = [json.loads(line)["type"] for line in Made(22, secure=True).lines]
+    last = len(types) - 1 - types[::-1].index(kind)
+    Made(22, secure=True, change=(last, said)).write(tmp_path)
+    verdict, code = audit.verify(tmp_path)
+    assert (code, verdict.first_bad) == (audit.TAMPERED, last + 1)
+    assert verify_ledger.judge(tmp_path)[:2] == (audit.TAMPERED, last + 1)
+
+
 def test_a_long_ledger_with_an_unsigned_tail_is_judged_alike_by_both(tmp_path: Path) -> None:
     nothing_slipped_through(evidence_tamper.sampled(tmp_path, Made(300, tail=10), 10, 60, seed=1))
 

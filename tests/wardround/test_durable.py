@@ -82,7 +82,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -
 
 def test_of_several_files_of_which_one_does_not_fit_none_is_written(tmp_path: Path) -> None:
     durable.write_file(tmp_path / "card", b"old")
-    files = {tmp_path / "card": b"new", tmp_path / "weights": [b"x" * 2000]}
+    files: dict[Path, bytes | list[bytes]] = {tmp_path / "card": b"new", tmp_path / "weights": [b"x" * 2000]}
     with files_of_at_most(1000), pytest.raises(CannotWrite, match="weights: File too large"):
         durable.write_files(files)
     assert names_in(tmp_path) == ["card"]
@@ -93,7 +93,7 @@ def test_of_several_files_of_which_one_does_not_fit_none_is_written(tmp_path: Pa
 
 
 def test_a_folder_whose_files_do_not_all_fit_is_not_made_or_is_as_it_was(tmp_path: Path) -> None:
-    files = {"card": b"new", "weights": iter([b"x" * 2000])}
+    files: dict[str, bytes | Iterator[bytes]] = {"card": b"new", "weights": iter([b"x" * 2000])}
     with files_of_at_most(1000), pytest.raises(CannotWrite):
         outputs.fill(tmp_path / "out", files, force=False)
     assert not (tmp_path / "out").exists()

@@ -41,7 +41,7 @@ from wardround.v1 import federation_pb2 as pb
 EVENTS = 20  # of a watch, before its line breaks
 
 
-def _called(world: CoordinatorWorld, call: Callable[[FakeContext], Any], pem: bytes) -> None:
+def called(world: CoordinatorWorld, call: Callable[[FakeContext], Any], pem: bytes) -> None:
     """Make a call; its refusal is raised as the caller hears it. Then the world is what it was."""
     context = FakeContext(pem)
     try:
@@ -70,7 +70,7 @@ def _called_with(method: str, message: type[Message], seeds: Callable[[Coordinat
         pem = world.unused.certificate.encode() if invited else world.pems["alpha"]
 
         def take(data: bytes) -> None:
-            _called(world, lambda context: getattr(servicer, method)(iter([data]), context), pem)
+            called(world, lambda context: getattr(servicer, method)(iter([data]), context), pem)
 
         examples = [one.SerializeToString() for one in seeds(world)]
         return Door(examples, in_message(message.DESCRIPTOR), take, close=world.close)
@@ -147,7 +147,7 @@ def _watch(folder: Path) -> Door:
     world.context.engine.watch = watched  # type: ignore[method-assign]
 
     def take(data: bytes) -> None:
-        _called(world, lambda context: world.federation.Watch(iter([data]), context), world.pems["alpha"])
+        called(world, lambda context: world.federation.Watch(iter([data]), context), world.pems["alpha"])
 
     seeds = [pb.WatchRequest(agent_version=__version__).SerializeToString()]
     return Door(seeds, in_message(pb.WatchRequest.DESCRIPTOR), take, close=world.close)
@@ -159,7 +159,7 @@ def _upload(folder: Path) -> Door:
 
     def take(data: bytes) -> None:
         messages = iter(parts(data))
-        _called(world, lambda context: world.federation.Upload(messages, context), world.pems["alpha"])
+        called(world, lambda context: world.federation.Upload(messages, context), world.pems["alpha"])
 
     def whole(upload: bytes, **fields: Any) -> bytes:
         stream = world.stream("alpha", upload)
@@ -183,7 +183,7 @@ def _certificate(folder: Path) -> Door:
     world = CoordinatorWorld(folder)
 
     def take(data: bytes) -> None:
-        _called(world, lambda context: world.federation.Studies(iter([request]), context), data)
+        called(world, lambda context: world.federation.Studies(iter([request]), context), data)
 
     request = pb.StudiesRequest(agent_version=__version__).SerializeToString()
 

@@ -4,11 +4,13 @@ import os
 import signal
 from pathlib import Path
 
-from tools.fuzz import coordinator_doors, file_doors, site_doors
+from tools.fuzz import coordinator_doors, file_doors, secure_doors, site_doors
 from tools.fuzz.engine import Door, Target
 from tools.fuzz.mutate import BYTES
 
-TARGETS: list[Target] = [*coordinator_doors.TARGETS, *site_doors.TARGETS, *file_doors.TARGETS]
+TARGETS: list[Target] = [
+    *coordinator_doors.TARGETS, *site_doors.TARGETS, *secure_doors.TARGETS, *file_doors.TARGETS
+]  # fmt: skip
 BY_NAME = {target.name: target for target in TARGETS}
 
 

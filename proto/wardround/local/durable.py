@@ -32,10 +32,7 @@ class StorageFailed(CannotWrite):
 
 
 def make_folder(path: Path, mode: int = 0o700, *, lasting: bool = True) -> None:
-    """Make ``path`` and its missing parents, durably. An existing folder keeps its mode.
-
-    With ``lasting=False`` its own name is durable with the next one beside it that is.
-    """
+    """Make ``path`` and its missing parents, durably; itself if ``lasting``. An existing folder keeps its mode."""
     if path.is_dir():
         return
     make_folder(path.parent, mode)

@@ -5,8 +5,9 @@ reads it with ``wardround.secure.statements.read``. Here only forms and lengths 
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 from wardround.errors import BadData
 from wardround.records.messages import envelope_from, envelope_message
@@ -162,6 +163,36 @@ class SumEvidence:
             self_masks=_secrets_message(self.self_masks), mask_keys=_secrets_message(self.mask_keys),
             base=bytes.fromhex(self.base), model=bytes.fromhex(self.model),
         )  # fmt: skip
+
+    def document(self) -> dict[str, object]:
+        """As a file: the signed statements as text, the opened secrets as hex."""
+        return {
+            "attempt": asdict(self.attempt),
+            "keys": [one.document() for one in self.keys],
+            "set": [one.document() for one in self.submissions],
+            "agreements": [one.document() for one in self.agreements],
+            "self_masks": {site: secret.hex() for site, secret in self.self_masks.items()},
+            "mask_keys": {site: secret.hex() for site, secret in self.mask_keys.items()},
+            "base": self.base,
+            "model": self.model,
+        }
+
+    @classmethod
+    def from_document(cls, document: Any) -> "SumEvidence":
+        """Raises BadData: not what ``document`` gave."""
+        try:
+            keys, submissions, agreements = (
+                tuple(Envelope.from_document(one) for one in document[name]) for name in ("keys", "set", "agreements")
+            )
+            self_masks, mask_keys = (
+                {site: bytes.fromhex(text) for site, text in document[name].items()}
+                for name in ("self_masks", "mask_keys")
+            )
+            attempt, base, model = AttemptRef(**document["attempt"]), document["base"], document["model"]
+            found = cls(attempt, keys, submissions, agreements, self_masks, mask_keys, base, model)
+            return cls.from_message(found.to_message())
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise _misshapen("is no evidence of a sum") from None
 
 
 @dataclass(frozen=True)

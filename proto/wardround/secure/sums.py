@@ -101,6 +101,10 @@ class Evidence:
         """The sums of weights and metrics, from the last block of each vector. Raises BadData: as ``block``."""
         return self._summing().numbers(self._shown(self.layout.blocks, blocks))
 
+    def refuse_other_secrets(self) -> None:
+        """Raises BadData: what was opened is not what its sites had signed, or of another set."""
+        self.opened.refuse_other(self.group, [one.site for one in self.submissions])
+
     def _summing(self) -> Summing:
         sites = [one.site for one in self.submissions]
         return Summing(self.layout, Unmasking.of(self.opened, self.group, sites))

@@ -82,6 +82,7 @@ def make(
     )  # fmt: skip
     files = {
         **looked.files,
+        **bundle.sums_of(here.root),
         "report.html": looked.page().encode(),
         f"{FOLDER}/index.html": page(pack, looked.verdict, looked.code).encode(),
         f"{FOLDER}/data-flow.svg": svg,

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from site_agent.gateway.exit.evidence import Evidence, HostileReceipt
 from site_agent.gateway.exit.ledger_opening import FIRST_SEGMENT, HEADS, opened
 from site_agent.gateway.exit.ledger_state import LedgerState, Part, refuse_incomplete
+from site_agent.gateway.exit.pledged import Pledged
 from site_agent.state.directory import now_text
 from wardround import __version__
 from wardround.errors import BadData, NeedsPerson, TryAgain
@@ -44,7 +45,6 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
-from wardround.records.ledger.secure import AgreedEntry, OpenedEntry, SumCheckedEntry
 from wardround.records.receipts import MAX_NEW_LINES, LedgerHead, Receipt, judge, line_hash, next_head
 from wardround.records.update import LedgerStatement
 from wardround.signing import canonical
@@ -323,15 +323,10 @@ class Ledger:
         with self._lock:
             return self._state.release_decision((study, revision, round_, update), persons)
 
-    def agreed(self) -> list[tuple[AgreedEntry, bool]]:
-        """Every set that this site signed, which is what it has pledged, and whether it has opened it."""
-        with self._lock:
-            return [(entry, key in self._state.opened) for key, entry in self._state.agreed.items()]
-
-    def last_sum(self, study_sha256: str) -> tuple[OpenedEntry | None, SumCheckedEntry | None]:
-        """What was opened last of a study, if its sum is not checked yet; the last check that found no other model."""
-        with self._lock:
-            return self._state.unchecked.get(study_sha256), self._state.checked.get(study_sha256)
+    @property
+    def pledged(self) -> Pledged:
+        """Which sums this site signed, here and in the ledgers that this one continues."""
+        return Pledged(self._state, self._lock)
 
     @property
     def policy_sha256(self) -> str:

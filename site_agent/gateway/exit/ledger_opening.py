@@ -7,7 +7,6 @@ nothing is changed: it is for a person to look at.
 
 import hashlib
 import json
-import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from site_agent.gateway.exit.ledger_state import LedgerState
 from wardround.errors import BadData, NeedsPerson
 from wardround.local import durable
+from wardround.records.ledger.entries import CitedHead
 from wardround.records.ledger.lines import Line
 from wardround.records.receipts import line_hash
 from wardround.signing.dsse import Envelope
@@ -23,7 +23,6 @@ from wardround.signing.dsse import Envelope
 FIRST_SEGMENT = "000001.jsonl"
 LEDGER_ID = re.compile(r"[0-9a-f]{32}")
 MOST_OLDER = 100  # ledgers that continue each other
-log = logging.getLogger(__name__)
 HEADS = "heads.jsonl"
 
 
@@ -47,7 +46,6 @@ def opened(folder: Path) -> Opened:
     segment = folder / FIRST_SEGMENT
     data = segment.read_bytes() if segment.exists() else b""
     state, sizes = _whole_lines(segment, data)
-    _inherit(state, folder.parent)
     torn = data[sum(sizes) :]
     signed = _signed(folder, state, bool(torn))
     if torn:
@@ -55,24 +53,9 @@ def opened(folder: Path) -> Opened:
     return Opened(state, len(torn), signed, sum(sizes[signed:]))
 
 
-def _inherit(state: LedgerState, root: Path, most: int = MOST_OLDER) -> None:
-    """What was pledged in the older ledgers counts in the newest, as long as they lie where `audit rollover` left them:
-    else a coordinator that no longer takes a ledger would have a site forget which sums it opened."""
-    segment = root / f"ledger-{state.continues}" / FIRST_SEGMENT
-    if not LEDGER_ID.fullmatch(state.continues) or most == 0:
-        return
-    try:
-        older, _ = _whole_lines(segment, segment.read_bytes())
-    except (OSError, NeedsPerson) as error:
-        log.warning("what was pledged in the ledger that this one continues is not known: %s", error)
-        return
-    _inherit(older, root, most - 1)
-    state.inherit(older)
-
-
-def _whole_lines(segment: Path, data: bytes) -> tuple[LedgerState, list[int]]:
+def _whole_lines(segment: Path, data: bytes, most: int = MOST_OLDER) -> tuple[LedgerState, list[int]]:
     """What the lines say that follow each other, and the bytes of each. Of the last line only what is no line at all,
-    torn by a crash, is left out."""
+    torn by a crash, is left out. What the ledgers before say of sums is remembered with it."""
     state, sizes = LedgerState(), list[int]()
     lines = data.split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):
@@ -85,8 +68,23 @@ def _whole_lines(segment: Path, data: bytes) -> tuple[LedgerState, list[int]]:
             state.take(Line.from_document(document), line_hash(line))
         except BadData as error:
             raise broken(segment, f"line {number} of {len(lines)} has not its form: {error.message}") from None
+        if number == 1 and state.continues is not None:
+            state.remember(_before(segment, state.continues, most))
         sizes.append(len(line) + 1)
     return state, sizes
+
+
+def _before(segment: Path, cited: CitedHead, most: int) -> LedgerState:
+    """A ledger that another one continues, where `audit rollover` left it, and those before it."""
+    older = segment.parent.parent / f"ledger-{cited.ledger_id}" / FIRST_SEGMENT
+    if not LEDGER_ID.fullmatch(cited.ledger_id) or not older.exists() or most == 0:
+        state = LedgerState()
+        state.missing = cited.ledger_id
+        return state
+    state, _ = _whole_lines(older, older.read_bytes(), most - 1)
+    if state.heads[cited.lines : cited.lines + 1] != [cited.head]:
+        raise broken(older, f"its first {cited.lines} lines are not those that the next ledger continues")
+    return state
 
 
 def _next_document(line: bytes, state: LedgerState) -> Any:

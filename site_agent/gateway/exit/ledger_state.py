@@ -22,6 +22,7 @@ from wardround.records.ledger.decided import (
     ReleasedEntry,
 )
 from wardround.records.ledger.entries import (
+    CitedHead,
     DeclareEntry,
     Entry,
     GenesisEntry,
@@ -73,7 +74,7 @@ class LedgerState:
         self.hashes: list[bytes] = []
         self.heads: list[str] = [EMPTY_HEAD]  # after 0, 1, 2 ... lines
         self.witnessed = 0  # lines under the last head that a receipt names
-        self.ledger_id = self.continues = ""  # and that of the ledger that this one continues
+        self.ledger_id = ""
         self.policy = ""  # digest of the one in force
         self.last_policy, self.policy_persons = "", 1  # the last that was none but "", and who must agree to another
         self.proposal: ProposalEntry | None = None  # the policy to which not enough people have agreed yet
@@ -90,9 +91,12 @@ class LedgerState:
         self.released: set[tuple[str, int]] = set()  # studies of which an update was released
         self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
         self.agreed: dict[tuple[str, int], AgreedEntry] = {}  # (digest of the study, round) -> the set that was signed
+        self.agreed_here: set[tuple[str, int]] = set()  # those of them whose line is in this ledger
         self.opened: set[tuple[str, int]] = set()  # those of them that this site has opened
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
         self.checked: dict[str, SumCheckedEntry] = {}  # digest of the study -> the sum that was checked last
+        self.continues: CitedHead | None = None
+        self.missing = ""  # id of a ledger that this one continues, and that is not there
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
         self._site = self._federation = self._ledger_key = ""
         self._previous: str | None = EMPTY_HEAD  # SHA-256 of the last accepted or refused receipt's payload
@@ -121,7 +125,7 @@ class LedgerState:
             case GenesisEntry() as genesis:
                 self.ledger_id, self._ledger_key = genesis.ledger_id, genesis.ledger_key or ""
                 self._previous = EMPTY_HEAD if genesis.continues is None else None
-                self.continues = genesis.continues.ledger_id if genesis.continues is not None else ""
+                self.continues = genesis.continues
             case IdentityEntry() as identity:
                 self.receipt_key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(identity.receipt_key))
                 self._site, self._federation = identity.site or "", identity.federation or ""
@@ -146,6 +150,7 @@ class LedgerState:
                 self._hold(hold)
             case AgreedEntry() as agreed:
                 self.agreed[agreed.study_sha256, agreed.round] = agreed
+                self.agreed_here.add((agreed.study_sha256, agreed.round))
             case OpenedEntry() as opened:
                 self.unchecked[opened.study_sha256] = opened
                 self.opened.add((opened.study_sha256, opened.round))
@@ -156,21 +161,20 @@ class LedgerState:
         self.hashes.append(hash_of_line)
         self.heads.append(next_head(self.heads[-1], hash_of_line))
 
+    def remember(self, before: "LedgerState") -> None:
+        """Take over what a ledger before this one says of sums. Before this one's own lines."""
+        self.agreed |= before.agreed
+        self.opened |= before.opened
+        self.unchecked |= before.unchecked
+        self.checked |= before.checked
+        self.missing = before.missing
+
     def release_decision(self, update: Held, persons: int) -> str:
         """What people decided about an update: rejected; released, by so many at least; or "" while they did not."""
         if update in self.rejected:
             return RejectedEntry.type
         enough = len(self.released_by.get(update, ())) >= persons or persons == 1
         return ReleasedEntry.type if update in self.let_out and enough else ""
-
-    def inherit(self, older: "LedgerState") -> None:
-        """Take over what was pledged in the ledger that this one continues, and what of it was opened and checked."""
-        self.agreed = older.agreed | self.agreed
-        self.opened |= older.opened
-        self.unchecked = {
-            study: one for study, one in older.unchecked.items() if study not in self.checked
-        } | self.unchecked
-        self.checked = older.checked | self.checked
 
     def sent(self, upload_id: str, size: int) -> None:
         """Count no more than ``size`` bytes for the last line that let this upload out."""

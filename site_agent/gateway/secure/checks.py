@@ -10,13 +10,14 @@ from site_agent.gateway.connection.session import Session
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.secure import terms
 from site_agent.gateway.secure.attempts import Attempts
-from site_agent.gateway.secure.checking import SAMPLE, WHOLE, Checked, Sum, check, drawn, evidence_of
+from site_agent.gateway.secure.checking import SAMPLE, WHOLE, Blockwise, Checked, Sum, check, drawn, evidence_of
+from site_agent.gateway.secure.kept import BASE, MODEL, KeptSum, KeptVectors, name_of
 from site_agent.state.consent import Consent
 from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable, UsageProblem
 from wardround.records import secure_round
 from wardround.records.assignment import Assignment, ModelRef
 from wardround.records.ledger.secure import MISSED, OTHER, AgreedEntry, OpenedEntry, SumCheckedEntry
-from wardround.records.secure_messages import SumEvidence
+from wardround.records.secure_messages import BlocksWanted, SumEvidence
 from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
@@ -31,6 +32,7 @@ class SumChecks:
     session: Session
     ledger: Ledger
     attempts: Attempts
+    sums: Path
 
     def keep(self, consent: Consent, assignment: Assignment) -> Path | None:
         """Where the model of an assignment is kept, so that this round's sum, and the last one's, can be checked with
@@ -49,7 +51,7 @@ class SumChecks:
             BadData: what is shown is not what the sites signed.
             WardroundError: the coordinator does not show it.
         """
-        base, (opened, checked) = assignment.base, self.ledger.last_sum(consent.study_digest)
+        base, (opened, checked) = assignment.base, self.ledger.pledged.last_sum(consent.study_digest)
         if not consent.is_secure or base is None or (opened is not None and opened.round >= assignment.round):
             return
         if opened is None or base.round != opened.round:
@@ -65,8 +67,11 @@ class SumChecks:
         agreed = self._agreed(consent, opened.round)
         self.attempts.keep_models(consent.study, (agreed.base, base.digest))
 
-    def by_hand(self, consent: Consent, round_: int, blocks: int | None, interrupt: Interrupt) -> Checked:
-        """Check a round's sum for a person: so many blocks, or all.
+    def by_hand(
+        self, consent: Consent, round_: int, blocks: int | None, interrupt: Interrupt, *, keep: bool = False
+    ) -> Checked:
+        """Check a round's sum for a person: so many blocks, or all. With ``keep``, all that it is checked with is kept
+        first, so that others can check it elsewhere.
 
         Raises:
             UsageProblem: this site did not sign a set of that round.
@@ -74,7 +79,8 @@ class SumChecks:
         """
         agreed = self._agreed(consent, round_)
         shown = self._shown(agreed.study, agreed.revision, agreed.round, interrupt)
-        return self._look(consent, agreed, shown, shown.model, blocks)
+        kept = self._keep(consent, agreed, shown) if keep else None
+        return self._look(consent, agreed, shown, shown.model, blocks, kept)
 
     def _refuse_unsigned(
         self, consent: Consent, base: ModelRef, opened: OpenedEntry | None, checked: SumCheckedEntry | None,
@@ -134,6 +140,7 @@ class SumChecks:
                 code="DECLINED_MODEL_MISMATCH",
             )
         found = self._look(consent, agreed, shown, digest, SAMPLE)
+        self._kept(agreed).save(shown)
         self._note(opened, digest, found)
         if found.result == OTHER:
             raise NotPermitted(
@@ -149,27 +156,41 @@ class SumChecks:
         )  # fmt: skip
 
     def _look(
-        self, consent: Consent, agreed: AgreedEntry, shown: SumEvidence, digest: str, blocks: int | None
-    ) -> Checked:
-        file = terms.file_of(consent.document)
-        closing = agreed.round > consent.rounds
-        layout = terms.layout_of(consent, file, closing=closing)
-        base, model = (self._model(consent.study, one) for one in (agreed.base, digest))
-        if consent.averages and not closing and (base is None or model is None):
+        self, consent: Consent, agreed: AgreedEntry, shown: SumEvidence, digest: str, blocks: int | None,
+        kept: Blockwise | None = None,
+    ) -> Checked:  # fmt: skip
+        """Look at so many blocks, in what is kept or as the coordinator shows them."""
+        sum_ = terms.sum_of(consent, agreed, *(self._model(consent.study, one) for one in (agreed.base, digest)))
+        if sum_.averages and (sum_.base is None or sum_.model is None):
             raise BadData(
                 f"the models of round {agreed.round} of `{consent.study}` are not kept here any more",
                 hint="this site keeps those of the last round that it checked",
             )
-        sum_ = Sum(
-            layout, secure_round.roster_of(file), secure_round.rules_of(file).threshold, agreed.context, agreed.chosen,
-            base, model, consent.averages and not closing,
-        )  # fmt: skip
+        looked_at = drawn(sum_.layout, None if sum_.layout.blocks <= WHOLE else blocks)
+        if kept is not None:
+            return check(sum_, shown, kept, looked_at)
         with self.session.use() as connection:
-            wanted = None if layout.blocks <= WHOLE else blocks
-            return check(sum_, shown, connection, drawn(layout, wanted))
+            return check(sum_, shown, connection, looked_at)
+
+    def _keep(self, consent: Consent, agreed: AgreedEntry, shown: SumEvidence) -> KeptVectors:
+        """Fetch every vector of a sum whole, and keep it with the models."""
+        sum_ = terms.sum_of(consent, agreed, *(self._model(consent.study, one) for one in (agreed.base, shown.model)))
+        sites = [one.site for one in evidence_of(sum_, shown).submissions]
+        kept = self._kept(agreed)
+        kept.save(shown)
+        for name, path in ((BASE, sum_.base), (MODEL, sum_.model)):
+            kept.save_model(name, path)
+        for site in sites:
+            with self.session.use() as connection:
+                wanted = BlocksWanted(agreed.study, agreed.revision, agreed.round, site, ())
+                kept.save_vector(sum_.layout, connection, wanted)
+        return KeptVectors(kept, sum_.layout)
+
+    def _kept(self, agreed: AgreedEntry) -> KeptSum:
+        return KeptSum(self.sums / name_of(agreed.study, agreed.revision, agreed.round))
 
     def _agreed(self, consent: Consent, round_: int) -> AgreedEntry:
-        for entry, _ in self.ledger.agreed():
+        for entry, _ in self.ledger.pledged.sets():
             if (entry.study_sha256, entry.round) == (consent.study_digest, round_):
                 return entry
         raise UsageProblem(f"this site signed no set of round {round_} of `{consent.study}`")

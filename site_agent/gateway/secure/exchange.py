@@ -71,7 +71,7 @@ class SecureRounds:
 
         Raises:
             NotPermitted: the roster does not suit the policy; or this site has signed a set of this round, which is
-                opened and never another.
+                opened and never another; or what it signed is not known, for an older ledger is not there.
             BadData: the file of an earlier attempt is damaged.
         """
         if assignment.base is None:
@@ -79,6 +79,7 @@ class SecureRounds:
         ref = AttemptRef(assignment.study, assignment.revision, assignment.digest, assignment.round, assignment.attempt)
         file, closing = terms.file_of(consent.document), assignment.kind == VALIDATE
         party = self.party(consent)
+        self._ledger.pledged.sets()
         context = terms.context_of(
             consent, file, self._site.federation, ref.round, ref.attempt, assignment.base.digest, closing=closing
         )
@@ -197,11 +198,12 @@ class SecureRounds:
         self._save(replace(attempt, state=state))
 
     def _agree(self, party: Party, attempt: Attempt, shown: SecureShown) -> SecureTold:
-        """The ledger's line is the pledge: it is read before another set is signed, and never forgotten."""
+        """The ledger's line is the pledge: it is read before another set is signed, and never forgotten. A ledger that
+        was begun since (``audit rollover``) gets the line too, for what it opens must be in it."""
         self._refuse_unchecked(attempt)
         pledges = self._pledges(attempt.ref)
         state, pledged, envelope = protocol.agree(party, attempt.state, shown.statements, pledges)
-        if pledged != pledges:
+        if pledged != pledges or not self._is_here(attempt):
             self._ledger.append(self._agreed(party, replace(attempt, state=state)))
             self._ledger.sign()
         self._save(replace(attempt, state=state))
@@ -215,12 +217,15 @@ class SecureRounds:
                 OpenedEntry, attempt.ref, state.context.digest, chosen=opened.chosen,
                 self_masks=tuple(sorted(opened.self_masks)), mask_keys=tuple(sorted(opened.mask_keys)),
             )  # fmt: skip
-            here = (one.context == state.context.digest for one in self._ledger.entries(AgreedEntry))
-            again = [] if any(here) else [self._agreed(party, attempt)]  # the pledge stands in an older ledger
+            again = [] if self._is_here(attempt) else [self._agreed(party, attempt)]  # it stands in an older ledger
             self._ledger.append_all([*again, line])
             self._ledger.sign()
         self._save(replace(attempt, state=state))
         return SecureTold(attempt.ref, Told.OPENING, envelope)
+
+    def _is_here(self, attempt: Attempt) -> bool:
+        """Whether the set of an attempt's round has its line in this ledger, not only in one before it."""
+        return self._ledger.pledged.is_here(attempt.ref.digest, attempt.ref.round)
 
     def _agreed(self, party: Party, attempt: Attempt) -> AgreedEntry:
         """The line about the set that an attempt's state has, by the policy as it is now."""
@@ -319,13 +324,13 @@ class SecureRounds:
         """What this site has signed and keeps to, of whatever study. Not what it signed of an earlier revision of this
         one and did not open: its secrets are erased with the present attempt's first step, so it never will."""
         return Pledges(tuple(
-            entry.pledge for entry, opened in self._ledger.agreed()
+            entry.pledge for entry, opened in self._ledger.pledged.sets()
             if opened or entry.study != ref.study or entry.study_sha256 == ref.digest
         ))  # fmt: skip
 
     def _refuse_unchecked(self, attempt: Attempt) -> None:
         """Raises NotPermitted: the sum of the last round that this site helped to open was not checked."""
-        last, _ = self._ledger.last_sum(attempt.ref.digest)
+        last, _ = self._ledger.pledged.last_sum(attempt.ref.digest)
         if last is not None and (last.round, last.context) != (attempt.ref.round, attempt.state.context.digest):
             raise NotPermitted(
                 f"the sum of round {last.round} of `{attempt.ref.study}` was not checked, so none of round "

@@ -1,12 +1,16 @@
 """What one site holds to in a study with secure aggregation: its key, the roster, the study's rules, its own policy."""
 
+from pathlib import Path
+
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent.gateway.policy.policy import SecureAggregationTable
+from site_agent.gateway.secure.checking import Sum
 from site_agent.state.consent import Consent
 from site_agent.state.offer import StudyDocument
 from site_agent.state.peers import Peers
 from wardround.records import secure_round
+from wardround.records.ledger.secure import AgreedEntry
 from wardround.records.study import StudyFile
 from wardround.secure.layout import Layout
 from wardround.secure.policy import Policy
@@ -37,6 +41,19 @@ def party_of(site: str, key: Ed25519PrivateKey, file: StudyFile, policy: Policy)
 def layout_of(consent: Consent, file: StudyFile, *, closing: bool) -> Layout:
     """The form of an approved study's vectors."""
     return secure_round.layout_of(file, () if closing else consent.upload)
+
+
+def sum_of(consent: Consent, agreed: AgreedEntry, base: Path | None, model: Path | None) -> Sum:
+    """What a round's sum, whose set this site signed, is checked against.
+
+    Args:
+        base, model: files of what the round began with and what it made; None where they are not at hand.
+    """
+    file, closing = file_of(consent.document), agreed.round > consent.rounds
+    return Sum(
+        layout_of(consent, file, closing=closing), secure_round.roster_of(file), secure_round.rules_of(file).threshold,
+        agreed.context, agreed.chosen, base, model, consent.averages and not closing,
+    )  # fmt: skip
 
 
 def context_of(
