@@ -64,7 +64,7 @@ def test_people_can_look_at_the_history(shell: Shell) -> None:
     assert shell.run("policy", "show", row["sha256"][:12]).stdout == text
     assert shell.json("policy", "show", row["sha256"])["text"] == text
     said_wrong = shell.run("policy", "show", "zz", code=64).stderr
-    assert "0 policies that were in force here have a SHA-256 that begins with 'zz'" in said_wrong
+    assert "0 policies of this site have a SHA-256 that begins with 'zz'" in said_wrong
     (shell.state / "policies" / f"{row['sha256']}.toml").write_text("other")
     assert "is another than was in force" in shell.run("policy", "show", row["sha256"], code=65).stderr
     (shell.state / "policies" / f"{row['sha256']}.toml").unlink()
