@@ -393,7 +393,7 @@ def test_round_older_than_what_is_kept_is_refused(hospital: Hospital) -> None:
 def test_closing_round_tells_metrics_and_no_update(hospital: Hospital) -> None:
     run(hospital, 1, 4)
     answer = hospital.answer(hospital.round(5, "validate"))
-    assert set(answer) == {"num_examples", "num_validation", "metrics"}
+    assert set(answer) == {"num_examples", "num_validation", "metrics", "own_loss"}  # the last one for its gateway
     hospital.commit(5)
     assert listed(hospital)["latest"].round == 4
 
