@@ -23,8 +23,18 @@ from coordinator.journal_records import JournalCopied, JournalText
 from coordinator.metric_answers import ModelMeans, ReportedNumbers, StudyMetrics
 from coordinator.requests import Request, request_from
 from wardround.errors import Unavailable, UsageProblem
+from wardround.records.schema import Strict
 from wardround.records.summaries.figures import ColumnFigures, SiteFigures
 
+
+def build_below(kind: type[Strict]) -> None:
+    """Validators are built when a record is first used; until then no strategy sees its fields."""
+    for below in kind.__subclasses__():
+        below.model_rebuild()
+        build_below(below)
+
+
+build_below(Strict)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | FINITE | st.text(),

@@ -284,7 +284,7 @@ def test_only_the_first_update_of_a_study_waits_where_the_policy_says_so(world: 
 def test_a_release_while_the_agent_is_down_counts_when_it_is_back(world: SiteWorld) -> None:
     update = held(world, EVERY)
     assert world.agent is not None
-    world.agent.commands.decide(STUDY, 1, "released", update, DPO)
+    world.agent.commands.releases.decide(STUDY, 1, "released", update, DPO)
     world.restart()
     world.coordinator.wait_connected()
     world.coordinator.assign(STUDY, 1)  # as the real one does on every connection

@@ -119,12 +119,13 @@ import pathlib, resource, sys
 import numpy
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.staging import Staging
-from site_agent.state.directory import Journal
+from site_agent.state.journal import Journal
 from wardround.tensors.files import file_header
 from wardround.tensors.manifests import TensorSpec
 
 class Consent:
-    study, upload = "large", (TensorSpec("w", "F32", (8192, 8192)),)
+    study, document = "large", {}
+    upload = download = (TensorSpec("w", "F32", (8192, 8192)),)
 
 folder, own = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 header = file_header([TensorSpec("w", "F32", (8192, 8192))])

@@ -164,7 +164,8 @@ def test_a_preview_crosses_the_control_socket_with_its_accounts_digest(account: 
 def test_each_request_has_one_command_and_an_answer() -> None:
     assert set(requests.REQUESTS) == {
         "status", "refresh", "receipts", "preview", "approve", "withdraw", "fit", "summaries", "summary",
-        "tell", "waiting", "decide", "policy", "leave", "peers", "know", "forget", "check_sum",
+        "tell", "waiting", "decide", "policy", "proposed", "take_back_policy", "leave", "peers", "know", "forget",
+        "check_sum",
     }  # fmt: skip
     assert len(requests.REQUESTS) == len(get_args(AnyRequest))
     assert requests.Withdraw("hearts", Person("dpo", 1)).answer_from({"reported": True}) == requests.Withdrawn(True)

@@ -140,7 +140,7 @@ def test_a_message_is_cut_whatever_it_quotes() -> None:
     assert (len(error.message), len(error.hint), len(str(error))) == (2001, 2001, 2001)
     with pytest.raises(BadData) as refused:
         canonical.dumps({"a" * 5000: 1.5})
-    assert len(refused.value.message) == 2001
+    assert len(refused.value.message) < 200
 
 
 @pytest.mark.parametrize("line", [b'{"command":"revoke","site":"\\ud800"}', b"[" * DEEP, b"7", b"\xff"])

@@ -594,7 +594,7 @@ def _commands(folder: Path) -> Door:
             return False
 
         def decide(study: str, round_: int, decision: Any, update: str, person: Any) -> bool:
-            handler.decide(study, round_, decision, update, person)
+            handler.releases.decide(study, round_, decision, update, person)
             return False
 
         def leave(person: Any) -> list[str]:

@@ -17,7 +17,6 @@ from wardround.errors import BadData, TryAgain
 from wardround.secure.opening import Group, OpenedSecrets, combined
 from wardround.secure.rules import Rules
 from wardround.secure.shares import CIPHERTEXT
-from wardround.secure.site import refuse_other_context
 from wardround.secure.statements import Agreement, Context, Keys, Opened, Roster, Submission, known, read, set_digest
 from wardround.signing.dsse import Envelope
 
@@ -81,7 +80,8 @@ def keys(state: Attempt, sender: str, envelope: Envelope) -> Attempt:
     """Raises BadData: not the sender's, of another attempt, or other keys than its first. TryAgain: too late."""
     statement = read(Keys, envelope, state.roster)
     _refuse_other_sender(sender, statement.site)
-    refuse_other_context(state.context, statement)
+    if field := state.context.differs(statement.context):
+        raise BadData(f"the keys of site `{sender}` are for another {field}")
     return replace(state, keys=_once(state.keys, sender, envelope, closed=bool(state.peers)))
 
 
