@@ -18,8 +18,9 @@ from coordinator.answers import SiteList, SiteRow, StudyFits, StudyReport
 from coordinator.dashboard import pages
 from site_agent.audit.left import Left, Update
 from site_agent.gateway.consent.rows import StudyRow
+from site_agent.gateway.policy_requests import Proposed
 from site_agent.gateway.requests import ServiceStatus, Waiting
-from site_agent.page.pages import home_page, left_page, waiting_page
+from site_agent.page.pages import home_page, left_page, policy_page, waiting_page
 from site_agent.page.source import Here
 from site_agent.state.site import Site
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
@@ -338,8 +339,9 @@ def test_markup_in_names_on_the_pages() -> None:
     sites = SiteList(sites=(SiteRow(site=EVIL, state=EVIL, ledger_key=EVIL),), receipt_key=EVIL)
     left = Left(updates={EVIL: Update("2026-01-31T00:00:00Z", EVIL, 1, 1, False, 1, 1, 1, 1, EVIL)})
     row = StudyRow(EVIL, EVIL, "held", 1, 2, 1, EVIL, EVIL, EVIL, (EVIL,))
+    proposed = Proposed(EVIL, EVIL, EVIL, (EVIL,), (EVIL,), 2)
     here = Here(
-        Site(EVIL, EVIL, "127.0.0.1:1", "", "", 0), ServiceStatus(True, 0, EVIL, EVIL), (row,), True, left
+        Site(EVIL, EVIL, "127.0.0.1:1", "", "", 0), ServiceStatus(True, 0, EVIL, EVIL), (row,), True, left, proposed
     )  # fmt: skip
     tensor = TensorRow(
         bundle=EVIL, name=EVIL, dtype=EVIL, shape=(1,), encoding="raw", bytes=4, sha256="", l2="1", max_abs="1",
@@ -352,6 +354,7 @@ def test_markup_in_names_on_the_pages() -> None:
         home_page(here, "2026-01-31"),
         left_page(left, "2026-01-31", "2026-01-31"),
         waiting_page(waiting, may_decide=True),
+        policy_page(proposed, may_decide=True),
     ):
         text = shown(made)
         assert "<script>alert" not in text
