@@ -347,7 +347,7 @@ def test_markup_in_names_on_the_pages() -> None:
         bundle=EVIL, name=EVIL, dtype=EVIL, shape=(1,), encoding="raw", bytes=4, sha256="", l2="1", max_abs="1",
         nonfinite=0,
     )  # fmt: skip
-    waiting = Waiting(EVIL, 1, 1, EVIL, (tensor,), 4, {EVIL: EVIL}, 1, 1)
+    waiting = Waiting(EVIL, 1, 1, EVIL, (tensor,), 4, {EVIL: EVIL}, 1, 1, 2, (EVIL,))
     for made in (
         pages.study_page(StudyReport.from_document(study.document()), StudyFits.from_document(fits)),
         pages.sites_page(sites, datetime.datetime.now(datetime.UTC)),
