@@ -166,15 +166,17 @@ def interrupted_at_one_step_after_the_other(
     kills, moved, since = 0, (0, 0), time.monotonic()
     while any(worker.thread.is_alive() for worker in workers):
         with serve(state.root, where, 3 + kills, half) as process:
-            while process.poll() is None and any(worker.thread.is_alive() for worker in workers):
-                workers[0].thread.join(0.05)
-                workers[1].thread.join(0.05)
-                if moved != (moved := (kills, sum(len(worker.accepted) for worker in workers))):
-                    since = time.monotonic()
-                assert time.monotonic() - since < LIMIT_S
-            assert process.poll() in (None, code)
-            kills += process.poll() == code
-            process.kill()
+            try:
+                while process.poll() is None and any(worker.thread.is_alive() for worker in workers):
+                    workers[0].thread.join(0.05)
+                    workers[1].thread.join(0.05)
+                    if moved != (moved := (kills, sum(len(worker.accepted) for worker in workers))):
+                        since = time.monotonic()
+                    assert time.monotonic() - since < LIMIT_S, f"nothing has changed since {moved}"
+                assert process.poll() in (None, code)
+                kills += process.poll() == code
+            finally:
+                process.kill()  # else what was found wrong is never said
     assert kills >= 3
 
     context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
