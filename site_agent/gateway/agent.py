@@ -224,6 +224,7 @@ class Agent:
                 if self._stopping.thrown:
                     return
                 logged = self._log_if_new(error, logged)
+                self._session.note_unreachable()
             self._first_try.set()
             waits = backoff() if time.monotonic() - began > STEADY_S else waits
             self._stopping.wait(next(waits))

@@ -772,6 +772,50 @@ def test_calls_under_way_end_on_the_old_channel_before_it_is_closed() -> None:
     assert session.bytes_up() == 10
 
 
+def test_a_channel_that_reaches_nobody_four_times_in_a_row_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[Mock] = []
+
+    def connect(meter: Meter) -> Any:
+        if len(made) == 2:
+            raise OSError("no more descriptors")
+        made.append(Mock(bytes_up=0))
+        return made[-1]
+
+    session = Session(connect)
+    for _ in range(3):
+        session.note_unreachable()
+    session.note_connected()
+    for _ in range(3):
+        session.note_unreachable()
+    assert len(made) == 1
+    session.note_unreachable()
+    assert session.is_current(made[1])
+    made[0].close.assert_called_once_with()
+    for _ in range(4):
+        session.note_unreachable()
+    assert session.is_current(made[1])
+    assert "the connection stays as it is: no more descriptors" in caplog.text
+
+
+def test_an_agent_leaves_a_channel_on_which_no_call_goes(world: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As gRPC once had one: connected, and each call on it ended at its deadline."""
+    studies, dead = Connection.studies, list[Connection]()
+
+    def stalled(self: Connection, *given: Any, **options: Any) -> Any:
+        dead.extend([self] if not dead else [])
+        if self is dead[0]:
+            raise Unavailable("asking for studies: the coordinator did not answer in time")
+        return studies(self, *given, **options)
+
+    world.ready()
+    monkeypatch.setattr(Connection, "studies", stalled)
+    world.coordinator.stop()
+    world.coordinator.start()
+    world.coordinator.wait_for(lambda: dead and world.coordinator._streams, "the agent watches again")
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+
+
 def test_a_newer_coordinators_kinds_are_declined_and_the_rest_goes_on(world: SiteWorld) -> None:
     """An event and an assignment of kinds that this version does not know, from one minor version further on."""
     world.coordinator.version = "0.2.0"

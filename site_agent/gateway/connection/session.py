@@ -1,5 +1,6 @@
 """The connection in use, which is replaced when the certificate is; and the pause before a call is tried again."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,9 +8,11 @@ from contextlib import contextmanager
 from site_agent.gateway.connection.client import Connection
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
-from wardround.errors import RefusedForGood, TryAgain
+from wardround.errors import RefusedForGood, TryAgain, WardroundError
 
 ENDED = "CERTIFICATE_EXPIRED"
+MOST_TRIES = 4  # in a row, in which a channel does not reach the coordinator, before another takes its place
+log = logging.getLogger(__name__)
 
 
 class Session:
@@ -31,7 +34,7 @@ class Session:
         self._users: dict[Connection, int] = {self._current: 0}
         self._bytes_up = 0
         self._change = threading.Condition()
-        self._times_connected = 0
+        self._times_connected = self._tries = 0
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
@@ -71,8 +74,22 @@ class Session:
     def note_connected(self) -> None:
         """The coordinator was reached anew: whoever pauses goes on at once."""
         with self._change:
-            self._times_connected += 1
+            self._times_connected, self._tries = self._times_connected + 1, 0
             self._change.notify_all()
+
+    def note_unreachable(self) -> None:
+        """The coordinator was not reached. After some tries a new channel takes the place of the present one.
+
+        One was seen that was connected, and on which gRPC sent no call; it would be in use until the next renewal.
+        """
+        with self._change:
+            self._tries += 1
+            again = self._tries % MOST_TRIES == 0
+        if again:
+            try:
+                self.replace()
+            except (OSError, WardroundError) as error:  # the present one needs no file
+                log.warning("the connection stays as it is: %s", error)
 
     def pause(self, seconds: float, times_connected: int, interrupt: Interrupt) -> None:
         """Wait before a call is tried again, or until the coordinator was reached anew.
