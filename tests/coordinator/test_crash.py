@@ -68,8 +68,10 @@ class Stubborn:
                     if event.assignment.HasField("stop"):
                         return
                     self._answer(event.assignment)
-            except grpc.RpcError:
-                continue
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:  # nothing goes on it: an agent leaves it, too
+                    self.site.channel.close()
+                    self.site.channel = self.site.open_channel()
 
     def _is_offered(self) -> bool:
         return any(offer.study == self.study for page in self.site.pages() for offer in page)
