@@ -222,7 +222,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         first = parsed(pb.UploadRequest, call.first(messages, self._most_bytes(peer)))
         kind = first.WhichOneof("kind")
         if kind == "inquire":
-            answer = self._uploads.receipts.find(peer.site, upload_id_from(first.inquire.upload_id))
+            answer = self._uploads.inquire(peer.site, upload_id_from(first.inquire.upload_id))
             if isinstance(answer, int):
                 yield pb.UploadReply(offset=answer)
             else:

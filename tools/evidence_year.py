@@ -285,7 +285,20 @@ def new_root(year: Year) -> None:
 
 def retire_root(year: Year) -> None:
     """the old root retired"""
-    year.ask_root("authority retire")
+    wait_until(
+        lambda: _is_retired(year), "each site has a certificate of the new root, and the old one goes", RENEWED_S
+    )
+
+
+def _is_retired(year: Year) -> bool:
+    try:
+        year.ask_root("authority retire")
+    except CommandFailed as failed:
+        if "have not renewed their certificate" not in str(failed):
+            raise
+        year.world.tend()
+        return False
+    return True
 
 
 def switch_off(year: Year) -> None:

@@ -23,7 +23,7 @@ from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
 from coordinator.studies.events import Answered
 from coordinator.studies.secure_rounds import submitted, with_attempt
-from coordinator.studies.state import Answer, Kind
+from coordinator.studies.state import ENDED, Answer, Kind
 from coordinator.updates import admission
 from coordinator.updates.admission import Admitted, Refusal
 from coordinator.updates.allowance import HOUR_S, Allowance
@@ -123,6 +123,12 @@ class Uploads:
         receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
         reception.settle()
         return receipt
+
+    def inquire(self, site: str, upload_id: str) -> Envelope | int:
+        """What became of an upload, as ``Receipts.find`` says it. One that its study's end left undecided is forgotten
+        first: it can never be decided, and its site would not know for good what became of it."""
+        self._engine.call(lambda: self._drop_ended(site, upload_id))
+        return self.receipts.find(site, upload_id)
 
     def drop_undecided(self, site: str) -> None:
         """Forget what a revoked site had begun to send."""
@@ -271,6 +277,15 @@ class Uploads:
 
     def _is_expected(self, site: str, header: UploadHeader) -> bool:
         return admission.state_refusal(site, header, self._engine.find(header.study)) is None
+
+    def _drop_ended(self, site: str, upload_id: str) -> None:
+        with self._store.read() as session:
+            upload = session.get(tables.Upload, upload_id)
+        if upload is None or upload.decision:
+            return
+        study = self._engine.find(upload.study)
+        if study is None or study.revision != upload.revision or study.state.phase in ENDED:
+            self._drop(site, tables.Upload.id == upload_id)
 
     def _drop(self, site: str, which: sa.ColumnElement[bool]) -> None:
         """Forget undecided uploads of a site: their ids are not known here any more."""

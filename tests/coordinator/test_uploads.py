@@ -164,6 +164,19 @@ def test_an_undecided_upload_is_told_by_its_offset(place: Place) -> None:
     assert (reply.HasField("receipt"), reply.offset) == (False, 8)
 
 
+def test_an_upload_that_its_studys_end_left_undecided_is_answered_and_forgotten(place: Place) -> None:
+    """It can never be decided: else its line in the site's ledger would say for good that it may have left."""
+    (site,) = place.begin(sites=["alpha"], quorum=1)
+    assignment = site.next_assignment()
+    update = delta("alpha", 1, SPECS)
+    opening = site.opening(assignment, update)
+    assert site.send(opening, update.payload, chunk=8, stop_at=8) is None
+    assert site.inquire(opening.upload_id).HasField("offset")  # it may go on
+    place.ask("stop", study="trial")
+    assert site.take(site.inquire(opening.upload_id).receipt).decision == "not_received"
+    assert not list((place.state.blobs / "uploads").iterdir())
+
+
 def test_receipts_of_a_site_are_chained_and_countersign_its_ledger(place: Place) -> None:
     (site,) = place.begin(sites=["alpha"])
     for _ in range(3):
