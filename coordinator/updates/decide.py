@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -125,9 +125,13 @@ class Uploads:
         return receipt
 
     def inquire(self, site: str, upload_id: str) -> Envelope | int:
-        """What became of an upload, as ``Receipts.find`` says it. One that its study's end left undecided is forgotten
-        first: it can never be decided, and its site would not know for good what became of it."""
-        self._engine.call(lambda: self._drop_ended(site, upload_id))
+        """What became of an upload, as ``Receipts.find`` says it. One that its study's end left undecided is forgotten:
+        it can never be decided, and its site would not know for good what became of it."""
+        answer = self.receipts.find(site, upload_id)
+        if not isinstance(answer, int):
+            return answer
+        unreadable = self._engine.unreadable()
+        self._engine.call(lambda: self._drop_ended(site, upload_id, unreadable))
         return self.receipts.find(site, upload_id)
 
     def drop_undecided(self, site: str) -> None:
@@ -278,10 +282,10 @@ class Uploads:
     def _is_expected(self, site: str, header: UploadHeader) -> bool:
         return admission.state_refusal(site, header, self._engine.find(header.study)) is None
 
-    def _drop_ended(self, site: str, upload_id: str) -> None:
+    def _drop_ended(self, site: str, upload_id: str, unreadable: Collection[str]) -> None:
         with self._store.read() as session:
             upload = session.get(tables.Upload, upload_id)
-        if upload is None or upload.decision:
+        if upload is None or upload.study in unreadable:  # whether that one has ended is not known
             return
         study = self._engine.find(upload.study)
         if study is None or study.revision != upload.revision or study.state.phase in ENDED:

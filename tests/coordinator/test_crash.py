@@ -392,11 +392,15 @@ def test_a_study_that_cannot_be_read_keeps_its_files_and_every_command_on_it_say
     (site,) = place.begin(sites=["alpha", "bravo"][:1])
     site.answer(site.next_assignment())
     place.until(lambda status: status["round"] == 2)
+    update = delta("alpha", 2, SPECS)
+    opening = site.opening(site.next_assignment(), update)
+    assert site.send(opening, update.payload, chunk=8, stop_at=8) is None
     with place.coordinator.context.store.write() as session:
         session.execute(sa.update(tables.Study).values(state="{}"))
     models = set((place.state.blobs / "models").iterdir())
     place.restart()
     assert set((place.state.blobs / "models").iterdir()) == models
+    assert site.inquire(opening.upload_id).offset == 8  # whether the study has ended is not known
     with pytest.raises(NeedsPerson) as refusal:
         place.status()
     assert refusal.value.message.startswith("the record of study `trial` is damaged here: ")
