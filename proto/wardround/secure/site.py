@@ -121,7 +121,7 @@ def shares(party: Party, state: SiteRound, envelopes: Iterable[Envelope]) -> tup
     peers = read_all(Keys, envelopes, party.roster)
     own = _own_keys(party, state)
     for one in peers:
-        refuse_other_context(state.context, one)
+        _refuse_other_context(state.context, one)
         if one.site == party.site and one != own:
             raise BadData("what came as this site's own keys is something else")
     if own not in peers:
@@ -265,7 +265,7 @@ def over(state: SiteRound) -> SiteRound:
     return replace(state, root=b"", received={})
 
 
-def refuse_other_context(context: Context, keys: Keys) -> None:
+def _refuse_other_context(context: Context, keys: Keys) -> None:
     """Raises NotPermitted: the statement is about another attempt; ``base`` is a site that was given another model."""
     if not (field := context.differs(keys.context)):
         return
