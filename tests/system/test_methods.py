@@ -210,6 +210,16 @@ def tables_in(data: Path) -> Path:
     return data
 
 
+def same_as_in_the_lab(study: ResolvedStudy, federation: Federation, folder: Path) -> None:
+    """The agents' study finishes with every site, with the lab's model and its best round."""
+    status = federation.run(study, folder)
+    assert (status["state"], status["incomplete"]) == ("finished", []), status
+    task = task_of(study)
+    outcome = run_federation(study, task, load_sites(study, task, federation.data))
+    assert status["model_digest"] == outcome.digest
+    assert (status["best"] or {}).get("round") == outcome.best_round
+
+
 def begin(federation: Federation, policy: str) -> None:
     """A coordinator that serves, and agents with their data and this policy."""
     world, data = federation.world, federation.data
@@ -228,12 +238,7 @@ def test_a_federation_reaches_the_same_bits_as_the_lab(
     method: str, told: Any, federation: Federation, tmp_path: Path
 ) -> None:
     study = study_of(method, told)
-    status = federation.run(study, tmp_path)
-    assert (status["state"], status["incomplete"]) == ("finished", []), status
-    task = task_of(study)
-    outcome = run_federation(study, task, load_sites(study, task, federation.data))
-    assert status["model_digest"] == outcome.digest
-    assert (status["best"] or {}).get("round") == outcome.best_round
+    same_as_in_the_lab(study, federation, tmp_path)
     for site in SITES:
         consent = federation.site(site).consent(study.study.name)
         assert consent is not None

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from fl_algorithms.engine.partition import task_of
-from fl_algorithms.lab.federation import run_federation
-from fl_algorithms.lab.site_data import load_sites
 from fl_algorithms.server.secure_study import averages, summable
 from fl_algorithms.study import ResolvedStudy
 from site_agent import audit
@@ -64,12 +61,7 @@ def test_sums_alone_between_agents_give_the_bits_of_the_lab(
     method: str, federation: SecureFederation, tmp_path: Path
 ) -> None:
     study = study_of(method)
-    status = federation.run(study, tmp_path)
-    assert (status["state"], status["incomplete"]) == ("finished", []), status
-    task = task_of(study)
-    outcome = run_federation(study, task, load_sites(study, task, federation.data))
-    assert status["model_digest"] == outcome.digest
-    assert (status["best"] or {}).get("round") == outcome.best_round
+    methods.same_as_in_the_lab(study, federation, tmp_path)
     for site in SITES:
         lines = [line.entry for line in audit.lines(federation.site(site).ledger)]
         own = [entry for entry in lines if getattr(entry, "study", "") == study.study.name]
