@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.evidence_egress import SITE, write_study
-from tools.world import World, descendants, wait_until
+from tools.world import World, command_line, descendants, wait_until
 
 FAMILIES = 46  # AF_UNSPEC to AF_MCTP, linux/socket.h
 TRY_ALL = """
@@ -75,14 +75,10 @@ def seen_while_it_runs(world: World, study: str) -> list[dict[str, Any]]:
     agent = world.agents[SITE].process.pid
     world.ask_coordinator("study", "start", study)
     wait_until(lambda: world.study_status(study)["round"] >= 2, "round 2", 60)
-    workers = [pid for pid in descendants(agent) if _is_worker(pid)]
+    workers = [pid for pid in descendants(agent) if "site_agent.trainer.process" in command_line(pid)]
     world.finish(study)
     world.heard(SITE, study)
     return [_seen(pid, agent) for pid in workers]
-
-
-def _is_worker(pid: int) -> bool:
-    return b"site_agent.trainer.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def _namespace(pid: int) -> int:

@@ -19,7 +19,7 @@ from typing import Self
 
 from tools.machine_services import AGAIN
 from tools.tutorials import Shell
-from tools.world import wait_until
+from tools.world import descendants, wait_until
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NEEDED = ("unshare", "nsenter", "setpriv", "mount", "ip", "systemd-sysusers", "systemd-tmpfiles")
@@ -194,8 +194,7 @@ class Machine:
 
     def _first(self) -> int | None:
         assert self._process is not None
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
-        return int(children[0]) if children else None
+        return next(iter(descendants(self._process.pid)), None)
 
     def _has_booted(self) -> bool:
         assert self._process is not None

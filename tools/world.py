@@ -25,6 +25,7 @@ BIN = Path(sys.executable).parent
 COMMAND_TIMEOUT_S = 120
 READY_TIMEOUT_S = 60
 MOVING_S = 600
+ENDED = (FileNotFoundError, ProcessLookupError)  # what the system answers of a process that is gone
 DATA_FILES = {  # of the lab -> the option of `site-agent data add`
     "train.csv": "--table", "test.csv": "--test", "train.npz": "--arrays", "test.npz": "--test-arrays",
     "images": "--images", "labels.csv": "--labels", "masks": "--masks", "patients.csv": "--labels",
@@ -303,7 +304,20 @@ def in_parallel(act: Callable[[str], object], sites: Sequence[str], at_once: int
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that ``pid`` started, and those that they did. A child belongs to the thread that started it."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    """The processes that ``pid`` started, and those that they did. A child belongs to the thread that started it.
+
+    Threads and processes end while they are listed: one that has ended has none.
+    """
+    children: list[int] = []
+    with contextlib.suppress(*ENDED):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(*ENDED):
+                children += map(int, (task / "children").read_text().split())
     return [found for child in children for found in (child, *descendants(child))]
+
+
+def command_line(pid: int) -> list[str]:
+    """What a process was started with; nothing when it has ended."""
+    with contextlib.suppress(*ENDED):
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    return []

@@ -12,7 +12,7 @@ import pytest
 from site_agent.handoff import Trainer
 from tests.system.conftest import lab_run
 from tests.system.test_faults import LABEL, PAIR, study_file
-from tools.world import Service, World, descendants, wait_until
+from tools.world import Service, World, command_line, descendants, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.chaos]
 
@@ -36,7 +36,7 @@ def test_a_study_that_needs_all_its_sites_outlives_every_killed_and_stopped_part
     def listener(site: str) -> int:
         def found() -> int:
             below = descendants(world.agents[site].process.pid)
-            return next((pid for pid in below if b"--only" in Path(f"/proc/{pid}/cmdline").read_bytes()), 0)
+            return next((pid for pid in below if "--only" in command_line(pid)), 0)
 
         return int(wait_until(found, f"{site} has a listener", 60))
 
