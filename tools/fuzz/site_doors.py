@@ -374,7 +374,7 @@ def _enrol_reply(folder: Path) -> Door:
         site.write(state.root)
         state.site_file.unlink()
         with mock.patch.object(joining, "Connection", lambda *rest, **named: connection([answer])):
-            joining.join(state, text, MOMENT)
+            joining.join(state, text, now=lambda: MOMENT)
         state.site()
 
     return Door([reply.SerializeToString()], in_message(enrolment_pb2.EnrolReply.DESCRIPTOR), take, (DecodeError,))
