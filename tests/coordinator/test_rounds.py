@@ -11,9 +11,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from safetensors.numpy import load_file
 
 from coordinator import study_commands
-from coordinator.answers import StudyReport
 from coordinator.models import export
 from coordinator.studies import page as studies_page
+from coordinator.study_answers import StudyReport
 from tests.coordinator.conftest import SITES, WAIT_S, Place, on_both, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta
 from tools.world import wait_until
