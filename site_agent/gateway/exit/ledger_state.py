@@ -95,6 +95,7 @@ class LedgerState:
         self.opened: set[tuple[str, int]] = set()  # those of them that this site has opened
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
         self.checked: dict[str, SumCheckedEntry] = {}  # digest of the study -> the sum that was checked last
+        self.refuted: dict[str, SumCheckedEntry] = {}  # likewise -> the first whose model was another than it gives
         self.continues: CitedHead | None = None
         self.missing = ""  # id of a ledger that this one continues, and that is not there
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
@@ -154,7 +155,9 @@ class LedgerState:
             case OpenedEntry() as opened:
                 self.unchecked[opened.study_sha256] = opened
                 self.opened.add((opened.study_sha256, opened.round))
-            case SumCheckedEntry() as checked if checked.result != OTHER:
+            case SumCheckedEntry() as checked if checked.result == OTHER:
+                self.refuted.setdefault(checked.study_sha256, checked)
+            case SumCheckedEntry() as checked:
                 self._checked(checked)
             case ReceiptEntry() as answer:
                 self._receipt(line.seq, answer)
@@ -167,6 +170,7 @@ class LedgerState:
         self.opened |= before.opened
         self.unchecked |= before.unchecked
         self.checked |= before.checked
+        self.refuted |= before.refuted
         self.missing = before.missing
 
     def release_decision(self, update: Held, persons: int) -> str:
