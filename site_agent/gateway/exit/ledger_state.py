@@ -83,6 +83,7 @@ class LedgerState:
         self.charges: dict[str, Charge] = {}  # of each of them
         self.bytes: Counter[Part] = Counter()  # payloads that may have left
         self.numbers: Counter[Part] = Counter()  # metrics and counts
+        self.estimates: Counter[Part] = Counter()  # of how long a round will still take
         self.last: dict[tuple[str, int], tuple[int, int]] = {}  # (study, revision) -> its last round and attempt
         self.held: set[Held] = set()
         self.rejected: set[Held] = set()
@@ -138,6 +139,8 @@ class LedgerState:
                 self._charge(line.ts, resend, resend.try_)
             case DeclareEntry(num_examples=int()):
                 self.numbers[line.ts[:10]] += 1
+            case DeclareEntry(estimate_s=int()) as declared:
+                self.estimates[declared.study, declared.revision or 0, declared.round or 0] += 1
             case SummaryEntry() as summary:
                 self.numbers[line.ts[:10]] += summary.numbers
                 absent = {place for place, column in enumerate(summary.columns) if column.absent}
