@@ -256,14 +256,14 @@ class Rounds:
         base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt, keep)
         self._sums.before_training(consent, assignment, interrupt)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
-        estimate = Estimate(lambda left_s: self._declare(assignment, SiteStatus.TRAINING, estimate_s=left_s))
+        left = Estimate(partial(self._declare, assignment, SiteStatus.TRAINING, ""), self._ledger.estimates(journal))
         form = records.Train if assignment.kind == TRAIN else records.Validate
         request = form(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest, site=self._site.site,
             data=consent.approved_data, round=assignment.round, base=base, base_digest=assignment.base.digest,
         )  # fmt: skip
         try:
-            result = self._ask(request, interrupt, None if consent.is_secure else estimate.note)  # time tells rows
+            result = self._ask(request, interrupt, None if consent.is_secure else left.note)  # time tells rows
         except Interrupted:
             self._abort(request)
             raise
