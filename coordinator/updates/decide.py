@@ -32,6 +32,7 @@ from coordinator.updates.receipts import Receipts, receipt_of
 from coordinator.updates.receive import Received, Reception, Receptions
 from coordinator.updates.returned import Returned
 from wardround.errors import CannotWrite, NotPermitted, TryAgain
+from wardround.local import traces
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
@@ -116,7 +117,11 @@ class Uploads:
 
     def decide(self, reception: Reception, manifest_sha256: str) -> Envelope:
         """The receipt of a complete upload; decision, receipt and round are durable when this returns."""
-        with reception.committed(manifest_sha256) as received:
+        header = reception.header
+        with (
+            reception.committed(manifest_sha256) as received,
+            traces.span("admission", header.study, header.round, reception.site),
+        ):
             payload = admission.admit_payload(received, reception.terms)
             if received.spool is not None and isinstance(payload, Admitted):
                 self._share(received)  # before the receipt: a standby finds what was accepted
