@@ -53,21 +53,38 @@ def from_bytes(kind: type[Record], data: bytes) -> Record:
 
 
 def read(path: Path, kind: type[Record]) -> Record:
-    """The record at ``path``.
+    """The record at ``path``. Raises as ``parsed``."""
+    return parsed(path, kind, content(path, kind))
+
+
+def content(path: Path, kind: type[Record]) -> bytes:
+    """The bytes of a record's file. Raises as ``parsed``."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if descriptors.ran_out(error):
+            raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
+        raise _damaged(path, kind) from None
+
+
+def parsed(path: Path, kind: type[Record], data: bytes) -> Record:
+    """The record whose bytes were read at ``path``.
 
     Raises:
         BadData: the file is damaged; it says which, and that nothing was changed.
         TryAgain: there is no file descriptor for it now.
     """
     try:
-        return from_bytes(kind, path.read_bytes())
-    except (BadData, ValueError, OSError) as error:  # pydantic's is a ValueError
-        if descriptors.ran_out(error):
-            raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
-        raise BadData(
-            f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
-            hint="restore it from a backup; the ledger and the models beside it are untouched",
-        ) from None
+        return from_bytes(kind, data)
+    except (BadData, ValueError):  # pydantic's is a ValueError
+        raise _damaged(path, kind) from None
+
+
+def _damaged(path: Path, kind: type[Any]) -> BadData:
+    return BadData(
+        f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
+        hint="restore it from a backup; the ledger and the models beside it are untouched",
+    )
 
 
 def _adapter(kind: type[Record]) -> TypeAdapter[Record]:
