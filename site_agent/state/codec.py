@@ -5,8 +5,9 @@ in the file is another has it as its ``Field(alias=...)``.
 """
 
 import json
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -16,6 +17,7 @@ from wardround.signing import canonical
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Record = TypeVar("Record")
+REMEMBERED_BYTES = 256 * 1024
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
@@ -75,9 +77,17 @@ def parsed(path: Path, kind: type[Record], data: bytes) -> Record:
         TryAgain: there is no file descriptor for it now.
     """
     try:
+        if len(data) <= REMEMBERED_BYTES and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            return cast(Record, _remembered(kind, data))
         return from_bytes(kind, data)
     except (BadData, ValueError):  # pydantic's is a ValueError
         raise _damaged(path, kind) from None
+
+
+@lru_cache(maxsize=8)
+def _remembered(kind: type[Record], data: bytes) -> Record:
+    """The record in ``data``, which is read many times in a round and changes between studies."""
+    return from_bytes(kind, data)
 
 
 def _damaged(path: Path, kind: type[Any]) -> BadData:
