@@ -8,6 +8,7 @@ from site_agent.gateway.connection.backoff import backoff
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.handoff import Trainer
 from wardround.errors import NeedsPerson, TryAgain, Unavailable
+from wardround.local import traces
 from wardround.records import trainer as records
 
 Answer = TypeVar("Answer", bound=records.Answer)
@@ -32,7 +33,8 @@ def ask(
     for tries, wait_s in enumerate(backoff(0.5), 1):
         interrupt.check()
         try:
-            return trainer.ask(request, progress, ending=interrupt.ending)
+            with traces.step(request.command):
+                return trainer.ask(request, progress, ending=interrupt.ending)
         except Unavailable as error:
             interrupt.check()  # it was hung up from here
             if tries >= TRAINER_TRIES:
