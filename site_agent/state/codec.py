@@ -85,7 +85,7 @@ def parsed(path: Path, kind: type[Record], data: bytes) -> Record:
 
 
 @lru_cache(maxsize=8)
-def _remembered(kind: type[Record], data: bytes) -> Record:
+def _remembered(kind: Any, data: bytes) -> object:
     """The record in ``data``, which is read many times in a round and changes between studies."""
     return from_bytes(kind, data)
 
