@@ -78,14 +78,14 @@ def parsed(path: Path, kind: type[Record], data: bytes) -> Record:
     """
     try:
         if len(data) <= REMEMBERED_BYTES and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            return cast(Record, _remembered(kind, data))  # type: ignore[arg-type]  # a class is hashable
+            return cast(Record, _remembered(kind, data))
         return from_bytes(kind, data)
     except (BadData, ValueError):  # pydantic's is a ValueError
         raise _damaged(path, kind) from None
 
 
 @lru_cache(maxsize=8)
-def _remembered(kind: type[Any], data: bytes) -> Any:
+def _remembered(kind: Any, data: bytes) -> object:
     """The record in ``data``, which is read many times in a round and changes between studies."""
     return from_bytes(kind, data)
 
