@@ -3,7 +3,7 @@
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,13 +28,12 @@ from coordinator.requests import (
     StopStudy,
 )
 from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
-from fl_algorithms.resolving import resolve
-from fl_algorithms.study import ResolvedStudy
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.records import study as study_files
-from wardround.records.study import StudyFile
 from wardround.signing import canonical
+
+if TYPE_CHECKING:
+    from fl_algorithms.study import ResolvedStudy
 
 RESOLVED = ".json"
 INCOMPLETE = 3  # exit code: finished without some sites in some rounds
@@ -202,12 +201,18 @@ def report(
         raise typer.Exit(INCOMPLETE)
 
 
-def _resolved(file: Path, settings: list[str] | None) -> ResolvedStudy:
+def _resolved(file: Path, settings: list[str] | None) -> "ResolvedStudy":
+    from fl_algorithms.resolving import resolve
+    from wardround.records import study as study_files
+
     return resolve(study_files.load(file, settings), source=file.name)
 
 
-def resolved_elsewhere(file: Path, initial: Path | None, settings: list[str] | None) -> ResolvedStudy:
+def resolved_elsewhere(file: Path, initial: Path | None, settings: list[str] | None) -> "ResolvedStudy":
     """A study that was resolved where its plug-ins are installed. Each site resolves it again, and refuses another."""
+    from fl_algorithms.study import ResolvedStudy
+    from wardround.records.study import StudyFile
+
     if initial is None or settings:
         raise UsageProblem(
             f"{file.name} is a resolved study: it takes `--initial` and no `--set`",

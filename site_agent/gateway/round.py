@@ -324,9 +324,13 @@ class Rounds:
 
     def _remind(self, journal: Journal, interrupt: Interrupt) -> None:
         """Let the trainer hear once more, in this process's first round of a study, what it may have forgotten with the
-        power."""
+        power. Where a person has removed what it kept, it begins with what there is."""
         if journal.untold and journal.study not in self._told:
-            self._ask(records.Commit(study=journal.study, revision=journal.revision, round=journal.untold), interrupt)
+            accepted = records.Commit(study=journal.study, revision=journal.revision, round=journal.untold)
+            try:
+                self._ask(accepted, interrupt)
+            except NeedsPerson as error:
+                log.warning("%s. %s", error.message, error.hint)
         self._told.add(journal.study)
 
     def _stop(self, assignment: Assignment, interrupt: Interrupt) -> None:
