@@ -9,7 +9,6 @@ the exit code is 1 where a call failed, or where an invitation gave any number o
 """
 
 import argparse
-import datetime
 import json
 import sys
 import tempfile
@@ -120,7 +119,7 @@ class Member:
 
     def __init__(self, folder: Path, invitation: str) -> None:
         self._state = SiteState(folder)
-        join(self._state, invitation, datetime.datetime.now(datetime.UTC))
+        join(self._state, invitation)
         self._agent = Agent(self._state, least_renewal_s=0.2)
         self.calls = 0
         self.failed: list[str] = []

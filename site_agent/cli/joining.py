@@ -49,7 +49,6 @@ def join(
 
 def enrol(state: Path, invitation: str | None, authority: str, proxy: Path | None) -> bool:
     """Redeem an invitation, and say what was written. Returns whether this site had joined before."""
-    import datetime
 
     from site_agent.gateway.connection.proxy import proxy_from
     from site_agent.gateway.enrolment.join import join as redeem
@@ -57,8 +56,7 @@ def enrol(state: Path, invitation: str | None, authority: str, proxy: Path | Non
     from wardround.records.invitation import stamp
 
     way = proxy_from(_line_of(proxy), str(proxy)) if proxy is not None else None
-    now = datetime.datetime.now(datetime.UTC)
-    joined = redeem(SiteState(state), _invitation_text(invitation), now, way, authority)
+    joined = redeem(SiteState(state), _invitation_text(invitation), way, authority)
     site = joined.site
     if joined.warning:
         say(f"warning: {joined.warning}")

@@ -1,6 +1,5 @@
 """A hospital whose trainer was taken over, and a coordinator that is in league with it, over real TLS on loopback."""
 
-import datetime
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ class ExitWorld(SiteWorld):
         self.specs = specs
 
     def join(self) -> None:
-        join(self.state, self.coordinator.invite("st-olav"), datetime.datetime.now(datetime.UTC))
+        join(self.state, self.coordinator.invite("st-olav"))
         self.trainer = TakenTrainer(self.state.root)
         self.trainer.specs = self.trainer.described = self.specs
 

@@ -468,7 +468,7 @@ def test_peer_ends_the_agent__a_damaged_database(tmp_path: Path, caplog: pytest.
             site.enrolment.Renew(request, timeout=20)
         assert (failed.value.code(), failed.value.details()) == (grpc.StatusCode.INTERNAL, "COORDINATOR_TROUBLE")
         with pytest.raises(TryAgain, match="the coordinator has trouble of its own") as refused:
-            join(SiteState(tmp_path / "bravo"), invitation, datetime.datetime.now(datetime.UTC))
+            join(SiteState(tmp_path / "bravo"), invitation)
         assert str(tmp_path) not in refused.value.message + refused.value.hint
         said = (f"{database} was deleted, replaced or written over", f"{database} is damaged")
         assert any(what in caplog.text for what in said)  # a call under way may read it before it is compared

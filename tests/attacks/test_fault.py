@@ -40,6 +40,7 @@ PLACES = ("before it read", "after it read")
 
 
 @pytest.mark.attack(promise="P10", refused_by="proto/wardround/local/control.py")
+@pytest.mark.chaos
 def test_report_over_8_mib(tmp_path: Path) -> None:
     """A study of many rounds and sites has a report longer than the control socket took; the command crashed."""
     with placed(tmp_path) as place:
@@ -210,6 +211,7 @@ class Rows(list[Any]):
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/members/certificate_status.py")
+@pytest.mark.chaos
 def test_revocation_undone_in_memory(tmp_path: Path) -> None:
     """A renewal that had read before a revocation put its older picture in place after it: the site was good again."""
     certificate = Authority.create(tmp_path, "north", time.time()).certificate  # good now; nothing else is asked of it

@@ -317,6 +317,7 @@ def peak_kib(pid: int) -> int:
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/messages.py")
+@pytest.mark.chaos
 def test_parse_bomb(world: World) -> None:
     """4 MiB became 228 MiB when parsed, and a doubled name took 8.7 s: from a site that need not be in a study."""
     world.init()
@@ -376,6 +377,7 @@ def heads_kept(place: Place) -> list[tuple[int, bool]]:
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/updates/ledgers.py")
+@pytest.mark.chaos
 def test_hundred_thousand_new_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One opening with 99,990 hashes cost 17.6 MB of database and seconds of the one engine thread, again and again."""
     with placed(tmp_path) as place:
@@ -719,6 +721,7 @@ def test_val_loss_of_1e308__and_the_other_study_finishes(tmp_path: Path, poison:
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/studies/engine.py")
+@pytest.mark.chaos
 def test_val_loss_of_1e308__a_fault_in_one_study_pauses_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,9 @@ def exit_world(tmp_path: Path) -> Iterator[ExitWorld]:
 
 
 @pytest.mark.attack(promise="P2+", refused_by=EGRESS)
-@pytest.mark.parametrize("specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB")])
+@pytest.mark.parametrize(
+    "specs", [pytest.param(SHARED, id="16 KiB"), pytest.param(LARGE, id="48 MiB", marks=pytest.mark.chaos)]
+)
 def test_resent_file_was_rewritten(tmp_path: Path, specs: tuple[TensorSpec, ...]) -> None:
     """The coordinator breaks each stream half way, the trainer writes other data into its file between the tries:
     several times an update would leave under one line. Every byte must be of the one that the ledger holds, and every
@@ -705,6 +707,7 @@ def test_tiocsti__its_own_words_reach_the_terminal_escaped(tmp_path: Path) -> No
 
 @pytest.mark.attack(promise="P1", refused_by="proto/wardround/local/memory.py")
 @pytest.mark.parametrize("program", ["coordinator", "gateway", "listener"])
+@pytest.mark.chaos
 def test_pidfd_getfd_under_seccomp__the_memory_file_of_our_own(tmp_path: Path, program: str) -> None:
     """Without Landlock nothing stops `open("/proc/PID/mem")` of one's own user's processes, but what they are."""
     with as_common_user(tmp_path) as user:

@@ -1,6 +1,5 @@
 """One hospital on loopback: a joined state directory, the agent in this process, a fake coordinator and trainer."""
 
-import datetime
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ class SiteWorld:
         self.digest = ""
 
     def join(self) -> None:
-        join(self.state, self.coordinator.invite("st-olav"), datetime.datetime.now(datetime.UTC))
+        join(self.state, self.coordinator.invite("st-olav"))
         self.trainer = FakeTrainer(self.state.root)
 
     def offer(self, **study: Any) -> str:

@@ -12,8 +12,8 @@ import pytest
 
 from site_agent import audit
 from site_agent.gateway.connection.diagnosis import diagnose
-from site_agent.gateway.enrolment import join as joining
 from site_agent.gateway.enrolment.identity import Identity, check_clock, check_issued
+from site_agent.gateway.enrolment.join import join
 from site_agent.state.directory import SiteState
 from tests.site_agent.fake_coordinator import Authority, FakeCoordinator, now, uri
 from wardround.errors import BadData, NeedsPerson, NotPermitted, Refused, Unavailable, WardroundError
@@ -35,10 +35,6 @@ def coordinator() -> Iterator[FakeCoordinator]:
 @pytest.fixture
 def state(tmp_path: Path) -> SiteState:
     return SiteState(tmp_path / "site")
-
-
-def join(state: SiteState, text: str) -> joining.Joined:
-    return joining.join(state, text, now())
 
 
 def test_a_join_writes_an_identity_that_only_its_owner_reads(coordinator: FakeCoordinator, state: SiteState) -> None:
@@ -97,6 +93,12 @@ def test_an_expired_invitation_is_refused_with_both_times(coordinator: FakeCoord
     assert "invitation for site `st-olav` expired 2 h ago" in refused.value.message
     assert "this machine's clock says" in refused.value.message
     assert not state.root.exists()
+
+
+def test_a_certificate_is_judged_by_the_time_when_it_arrives(coordinator: FakeCoordinator, state: SiteState) -> None:
+    """Not when the command began: what is issued meanwhile is not valid yet by that time."""
+    moments = iter([now() - HOUR, now()])
+    assert join(state, coordinator.invite("st-olav"), now=lambda: next(moments)).warning == ""
 
 
 def test_a_used_invitation_is_refused_in_our_words(
@@ -160,7 +162,7 @@ def test_a_crash_between_the_writes_is_finished_by_the_same_command(
         if step == "save_site":
             patch.setattr(SiteState, "save_site", crash)
         else:
-            patch.setattr(joining, "record_identity", crash)
+            patch.setattr("site_agent.gateway.enrolment.join.record_identity", crash)
         with pytest.raises(Crash):
             join(state, text)
     assert not state.joined()

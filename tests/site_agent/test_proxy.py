@@ -14,7 +14,7 @@ from site_agent.cli import main
 from site_agent.gateway.connection.diagnosis import diagnose
 from site_agent.gateway.connection.proxy import Proxy, proxy_from, read_proxy
 from site_agent.gateway.enrolment import join as joining
-from tests.site_agent.fake_coordinator import Authority, FakeCoordinator, now
+from tests.site_agent.fake_coordinator import Authority, FakeCoordinator
 from tests.site_agent.site_world import STUDY, SiteWorld
 from wardround.errors import BadData, NeedsPerson, NotPermitted, Unavailable
 
@@ -170,7 +170,7 @@ def test_a_join_through_a_proxy_that_refuses_says_so(world: SiteWorld) -> None:
     with proxy(reply=b"HTTP/1.1 403 Forbidden\r\n\r\n") as fake:
         way = proxy_from(f"http://{fake.address}", "proxy")
         with pytest.raises(NeedsPerson, match="does not let connections to"):
-            joining.join(world.state, world.coordinator.invite("st-olav"), now(), way)
+            joining.join(world.state, world.coordinator.invite("st-olav"), way)
 
 
 @pytest.mark.parametrize(

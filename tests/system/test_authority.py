@@ -32,7 +32,7 @@ class Member:
 
     def __init__(self, place: Place, folder: Path, name: str) -> None:
         self.state = SiteState(folder / name)
-        join(self.state, place.invite(name), datetime.datetime.now(datetime.UTC))
+        join(self.state, place.invite(name))
         self.site, self.own = self.state.site(), Identity(self.state.identity)
         self.ledger = Ledger(self.state.ledger, self.own.ledger_key())
         self.session = open_session(self.site, self.own)
@@ -154,8 +154,8 @@ def test_a_site_that_a_retired_root_locks_out_comes_back_with_an_invitation_and_
     fingerprint = certificates.fingerprint(new.certificate)
     text = place.invite("late")
     with pytest.raises(NeedsPerson, match="names another authority"):
-        join(late.state, text, datetime.datetime.now(datetime.UTC))
-    join(late.state, text, datetime.datetime.now(datetime.UTC), authority=fingerprint)
+        join(late.state, text)
+    join(late.state, text, authority=fingerprint)
     again = Identity(late.state.identity)
     assert [certificates.fingerprint(root) for root in again.roots()] == [fingerprint]
 

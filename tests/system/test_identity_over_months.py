@@ -34,7 +34,7 @@ def live(place: Place, life_s: int, window_s: int) -> None:
 
 
 def redeem(state: SiteState, place: Place, authority: str = "") -> Joined:
-    return join(state, place.invite("alpha"), datetime.datetime.now(datetime.UTC), None, authority)
+    return join(state, place.invite("alpha"), None, authority)
 
 
 def until_ended(state: SiteState) -> None:
@@ -145,8 +145,8 @@ def test_a_crash_of_a_second_join_is_finished_by_the_same_command(
     with monkeypatch.context() as patch:
         patch.setattr(owner, crash)
         with pytest.raises(Crash):
-            join(state, text, datetime.datetime.now(datetime.UTC))
-    join(state, text, datetime.datetime.now(datetime.UTC))
+            join(state, text)
+    join(state, text)
     own = Identity(state.identity)
     assert own.certificate().public_key() == own.key().public_key()
     run_until_connected(state)

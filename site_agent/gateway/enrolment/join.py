@@ -18,7 +18,9 @@ authority is redeemed only with that authority's fingerprint, which a person has
 
 import datetime
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -53,7 +55,11 @@ class Joined:
 
 
 def join(
-    state: SiteState, text: str, now: datetime.datetime, proxy: Proxy | None = None, authority: str = ""
+    state: SiteState,
+    text: str,
+    proxy: Proxy | None = None,
+    authority: str = "",
+    now: Callable[[], datetime.datetime] = partial(datetime.datetime.now, datetime.UTC),
 ) -> Joined:
     """Redeem the invitation in ``text`` for ``state``.
 
@@ -70,7 +76,7 @@ def join(
     """
     already = state.joined()
     invitation = Invitation.decode(text)  # 1
-    invitation.refuse_expired(now)
+    invitation.refuse_expired(now())
     if already:
         _refuse_other_site(state, invitation)
         _refuse_other_authority(Identity(state.identity), invitation, authority)
@@ -92,12 +98,12 @@ def join(
                 reply = _enrol(invitation, request, ledger_key.public_key(), proof, meter, own.proxy())
             finally:
                 record_control(ledger, meter)
-            issued = reply.issued
-            warning = check_clock(issued.server_time_s, now)  # 7
+            issued, arrived = reply.issued, now()
+            warning = check_clock(issued.server_time_s, arrived)  # 7
             roots = _roots(invitation, issued)
             trusted = chains.chain_pem(roots)
-            certificate = check_issued(issued.certificate, key, trusted, _name(invitation, reply), now)
-            check_renewal(issued, key, trusted, now)
+            certificate = check_issued(issued.certificate, key, trusted, _name(invitation, reply), arrived)
+            check_renewal(issued, key, trusted, arrived)
             site = Site(
                 site=invitation.site, federation=invitation.federation, address=invitation.address,
                 receipt_key=reply.receipt_key.hex(), renew_after_s=issued.renew_after_s,

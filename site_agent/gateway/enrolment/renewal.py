@@ -1,9 +1,11 @@
 """Renew the certificate at half of its life, give or take a tenth: a new key, a new certificate, a new channel.
 
 A thread that waits until then, and looks at the wall clock again and again: a machine that was suspended, or whose
-clock was set, is later than its waiting tells. A coordinator that is away is asked again after 1 min, doubling to 1 h;
-with 7 days of life there are three and a half for it to come back. Between two renewals there is a minute at least,
-whatever the coordinator's certificate and this machine's clock say of when the next one is due.
+clock was set, is later than its waiting tells. A coordinator that is away is asked again after 1 min, doubling to 1 h,
+or as soon as it is back; with 7 days of life there are three and a half for that. So is one whose reply does not go
+onto a full disk.
+Between two renewals there is a minute at least, whatever the coordinator's certificate and this machine's clock say of
+when the next one is due.
 
 A certificate that ended meanwhile opens no connection any more. Its renewal certificate does, for this one call, for as
 long as the coordinator's operator lets it; it is asked each minute. Where there is none, only a person can go on.
@@ -27,7 +29,7 @@ from site_agent.gateway.enrolment.identity import Identity, check_clock, check_i
 from site_agent.gateway.enrolment.join import record_identity
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import Site
-from wardround.errors import BadData, NeedsPerson, Refused, RefusedForGood, TryAgain, Unavailable
+from wardround.errors import BadData, CannotWrite, NeedsPerson, Refused, RefusedForGood, TryAgain, Unavailable
 from wardround.local import durable
 from wardround.records.enrolment import IssuedCertificate
 from wardround.records.invitation import stamp
@@ -50,6 +52,7 @@ def renew(own: Identity, site: Site, session: Session, ledger: Ledger) -> x509.C
 
     Raises:
         Unavailable: the coordinator cannot be reached; the old pair is still whole.
+        CannotWrite: the disk is full; a later call begins with a whole pair.
         TryAgain: it is in trouble, or its reply is not what it must be; the old pair is still in use.
         NeedsPerson: the certificate has ended, and the coordinator takes nothing that this site has.
     """
@@ -137,6 +140,7 @@ def keep_renewed(
 
     Raises:
         Interrupted: the agent stops.
+        StorageFailed: the disk failed.
         RefusedForGood: the coordinator has ended the membership.
         NeedsPerson: the certificate has ended, and the coordinator takes nothing that this site has.
     """
@@ -148,13 +152,19 @@ def keep_renewed(
             stopping.wait(min(left_s, LOOK_S))
         least = least_s
         for wait_s in backoff(least_s, 3600):
+            times_connected = session.times_connected
             try:
                 certificate = renew(own, site, session, ledger)
                 break
-            except (Unavailable, TryAgain, Refused) as error:
+            except durable.StorageFailed:
+                raise
+            except (Unavailable, TryAgain, Refused, CannotWrite) as error:
                 ends = own.certificate().not_valid_after_utc
                 log.warning("%s; the certificate is good to %s", error.message, stamp(ends))
-                ended = now() >= ends
-                stopping.wait(least_s if ended else max(least_s, wait_s))
+                stopping.wait(least_s)
+                waited = least_s
+                while waited < wait_s and now() < ends and session.times_connected == times_connected:
+                    stopping.wait(least_s)
+                    waited += least_s
         log.info("certificate renewed, good to %s", stamp(certificate.not_valid_after_utc))
         renewed()
