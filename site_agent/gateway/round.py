@@ -354,10 +354,10 @@ class Rounds:
 
     def _finish(self, assignment: Assignment, consent: Consent, interrupt: Interrupt) -> None:
         """Hand the best global model to the trainer, if the study has one, and let it finish its checkpoints."""
-        best = None
-        if assignment.best is not None:
-            file = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
-            best = records.BestModel(round=assignment.best.round, file=file)
+        best, named = None, self._sums.believed(consent, assignment.best)
+        if named is not None:
+            file = self._downloads.fetch(assignment, named, consent, "best", interrupt)
+            best = records.BestModel(round=named.round, file=file)
         rows = assignment.contributions
         self._ask(records.Finish(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
