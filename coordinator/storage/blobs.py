@@ -310,7 +310,7 @@ class Spool:
                 self._hasher.update(data)
                 self._tagger.update(data)
 
-    def take(self, offset: int, data: bytes) -> None:
+    def take(self, offset: int, data: bytes | memoryview) -> None:
         """Raises BadData: not the next bytes, or more than the manifest says."""
         if offset != self.received:
             raise BadData(f"a chunk begins at byte {offset}, the next one is {self.received}", code="MESSAGE_MALFORMED")

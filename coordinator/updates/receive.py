@@ -78,7 +78,7 @@ class Reception:
     def received(self) -> int:
         return self._spool.received if self._spool else 0
 
-    def take(self, offset: int, data: bytes) -> int | None:
+    def take(self, offset: int, data: bytes | memoryview) -> int | None:
         """Write a chunk. Returns how much is durable, when that is worth telling.
 
         Raises:

@@ -29,7 +29,7 @@ from wardround.records.trainer import Trained
 from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
-DIGEST = "ab" * 32
+DIGEST, CRC32 = "ab" * 32, "ab" * 4
 ORIGIN = Origin(command="train", base_digest="ba" * 32, data_digest="da" * 32)
 
 
@@ -88,7 +88,7 @@ def answer(number: int) -> Trained:
 def keep(vault: Vault, number: int) -> None:
     """Train round ``number``, in pretence."""
     state = StoredState(tuple(file_of(tensors(number))), canonical.dumps({"round": number}))
-    vault.keep_pending(number, state, ORIGIN, answer(number), DIGEST)
+    vault.keep_pending(number, state, ORIGIN, answer(number), CRC32)
 
 
 def card(number: int, model_digest: str, preprocessing: bytes) -> Card:
@@ -131,7 +131,7 @@ def test_state_comes_back_bit_for_bit(vault: Vault) -> None:
         "a/b": torch.tensor([float("nan"), -0.0, 1e-45]), "half": torch.ones(2, dtype=torch.bfloat16),
         "empty": torch.zeros((0, 3)), "scalar": torch.tensor(7), "flags": torch.tensor([True, False]),
     }  # fmt: skip
-    kept = vault.keep_pending(1, StoredState(tuple(file_of(odd)), b"{}"), ORIGIN, answer(1), DIGEST)
+    kept = vault.keep_pending(1, StoredState(tuple(file_of(odd)), b"{}"), ORIGIN, answer(1), CRC32)
     back = from_bytes(b"".join(vault.load(kept).tensors))
     assert back.keys() == odd.keys()
     for name, tensor in odd.items():
@@ -152,7 +152,7 @@ def test_pending_answer_is_given_for_the_same_question_alone(vault: Vault) -> No
     keep(vault, 1)
     pending = vault.pending(1, ORIGIN)
     assert pending is not None
-    assert (pending.answer, pending.update_digest) == (answer(1), DIGEST)
+    assert (pending.answer, pending.update_crc32) == (answer(1), CRC32)
     assert vault.pending(1, ORIGIN.model_copy(update={"base_digest": "cc" * 32})) is None
     assert vault.pending(2, ORIGIN) is None
 

@@ -142,7 +142,7 @@ class Vault:
         return StoredState((tensors,), meta)
 
     def keep_pending(
-        self, round_number: int, state: StoredState, origin: Origin, answer: Validated, update_digest: str
+        self, round_number: int, state: StoredState, origin: Origin, answer: Validated, update_crc32: str
     ) -> Kept:
         """Keep the state after ``round_number`` until its update is decided. Another pending round is dropped."""
         tensors = hashlib.sha256()
@@ -155,7 +155,7 @@ class Vault:
         durable.write_file(folder / "tensors.safetensors", state.tensors, lasting="content")
         durable.write_file(folder / "meta.json", state.meta)  # and with its name the other's
         kept = Kept(round=round_number, folder=name, tensors=hashes[0], meta=hashes[1])
-        pending = Pending(state=kept, origin=origin, answer=answer, update_digest=update_digest)
+        pending = Pending(state=kept, origin=origin, answer=answer, update_crc32=update_crc32)
         self._write(self.index().model_copy(update={"pending": pending}))
         return kept
 
