@@ -3,17 +3,10 @@
 import hashlib
 
 from coordinator import requests
-from coordinator.answers import (
-    Answer,
-    InvitationMade,
-    Revoked,
-    SnapshotMade,
-    StudyCreated,
-    StudyRenewed,
-    StudyStatus,
-)
+from coordinator.answers import Answer, InvitationMade, Revoked, SnapshotMade, StudyCreated, StudyRenewed
 from coordinator.journal_records import Known
 from coordinator.member_answers import RolledOver
+from coordinator.study_answers import StudyStatus
 from coordinator.summary_answers import SummaryCreated
 from wardround.signing import canonical
 

@@ -11,15 +11,7 @@ from sqlalchemy.orm import Session
 
 from coordinator import authority_commands, backups, journal, reading, requests
 from coordinator.acts import about, came_to
-from coordinator.answers import (
-    Answer,
-    Changed,
-    InvitationMade,
-    Revoked,
-    SiteList,
-    SiteRow,
-    StudyStatus,
-)
+from coordinator.answers import Answer, Changed, InvitationMade, Revoked, SiteList, SiteRow
 from coordinator.context import Context
 from coordinator.journal import Journal
 from coordinator.journal_records import JournalCopied, JournalText
@@ -27,6 +19,7 @@ from coordinator.member_answers import Noted, ReceiptsCopied, RolledOver
 from coordinator.requests import Request, request_from
 from coordinator.storage import tables
 from coordinator.studies.state import ENDED
+from coordinator.study_answers import StudyStatus
 from coordinator.study_commands import StudyCommands
 from coordinator.summaries.commands import Summaries
 from coordinator.updates.ledgers import newest_head

@@ -287,7 +287,11 @@ def _copy_named(state: State, made: SnapshotMade, folder: Path) -> None:
 
 
 def _copied_whole(source: Path, target: Path, digest: str) -> bool:
-    _copy(source, target)
+    try:
+        _copy(source, target)
+    except BadData as error:
+        log.error("%s; %s", error.message, error.hint)
+        return False
     return is_whole(target, digest)
 
 
@@ -311,11 +315,22 @@ def _files_of(folder: Path) -> Iterator[Path]:
 
 def _copy(source: Path, target: Path) -> None:
     make_folder(target.parent)
-    with source.open("rb") as file:
-        write_file(target, iter(lambda: file.read(CHUNK), b""))
+    write_file(target, _pieces(source))
+
+
+def _pieces(source: Path) -> Iterator[bytes]:
+    """A file's bytes. Raises BadData: it cannot be read."""
+    try:
+        with source.open("rb") as file:
+            while data := file.read(CHUNK):
+                yield data
+    except OSError as error:
+        raise BadData(f"{source} cannot be read: {error.strerror}", hint="check the disk that it is on") from None
 
 
 def sha256(path: Path) -> str:
-    """Of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """Of a file's bytes, in hex. Raises BadData: it cannot be read."""
+    digest = hashlib.sha256()
+    for data in _pieces(path):
+        digest.update(data)
+    return digest.hexdigest()

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 
 from coordinator.administration import Administration
-from coordinator.answers import SiteList, StudyStatus
+from coordinator.answers import SiteList
 from coordinator.context import Context
 from coordinator.storage import tables
+from coordinator.study_answers import StudyStatus
 from wardround import __version__
 from wardround.signing.certificates import not_after
 from wardround.web.monitoring import Metric, Values

@@ -38,6 +38,7 @@ from wardround.records.event import CertificateFork
 from wardround.records.invitation import stamp
 from wardround.signing import certificates
 from wardround.web.monitoring import monitored
+from wardround.web.tracing import traced
 
 MAX_SITES = 256  # as many as a study can list
 WORKERS = MAX_SITES * MAX_CALLS + MAX_BOOTSTRAP_CALLS  # threads, each made when it is first needed
@@ -222,13 +223,15 @@ class Coordinator:
 
 
 def serve(
-    state: State, listen: str, bounds: Bounds = DEFAULT, *, readers: Readers | None = None, metrics: str = ""
-) -> None:
+    state: State, listen: str, bounds: Bounds = DEFAULT, *, readers: Readers | None = None, metrics: str = "",
+    traces: str = "",
+) -> None:  # fmt: skip
     """Serve until SIGTERM or SIGINT. Prints ``ready HOST:PORT`` on stdout, as standby once it has taken over.
 
     Args:
         readers: who else may ask, and where; None for this user in the state directory.
         metrics: the address of metrics and health; "" for none.
+        traces: that of a collector for spans; "" for none.
 
     Raises:
         Unavailable: it cannot listen at an address.
@@ -245,7 +248,7 @@ def serve(
         coordinator.start()
         told = partial(families, coordinator.administration, coordinator.context)
         try:
-            with monitored(metrics, told, coordinator.is_ready):
+            with monitored(metrics, told, coordinator.is_ready), traced(traces, "wardround-coordinator"):
                 print(f"ready {coordinator.listen}", flush=True)
                 ended.wait()
         finally:

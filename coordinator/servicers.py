@@ -34,6 +34,7 @@ from coordinator.updates.receive import Reception
 from coordinator.updates.returned import MAX_RETURNED
 from wardround import __version__, rpc
 from wardround.errors import BadData
+from wardround.local import traces
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.chunks import chunk_bytes
 from wardround.records.enrolment import Enrolled, IssuedCertificate
@@ -204,8 +205,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         study = self._study(peer, request.study)
         found, path = self._wanted(peer, study, request)
         yield pb.DownloadReply(manifest=manifest_message(found.manifest))
-        looked = time.monotonic()
-        with TensorFile(path) as file:  # while it is open, its room on the disk is taken
+        looked, current = time.monotonic(), study.state.round
+        with (
+            traces.span("download", study.name, current.number if current else request.model.round, peer.site),
+            TensorFile(path) as file,
+        ):  # while it is open, its room on the disk is taken
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self._status.check(peer)
                 if time.monotonic() - looked > OFFERED_S:
@@ -236,8 +240,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             yield pb.UploadReply(receipt=envelope_message(opened))
             return
         try:
-            yield pb.UploadReply(offset=opened.received)
-            yield from self._receive(peer, opened, call.further(messages))
+            with traces.span("upload", header.study, header.round, peer.site):
+                yield pb.UploadReply(offset=opened.received)
+                yield from self._receive(peer, opened, call.further(messages))
         finally:
             self._uploads.receptions.close(opened)
 

@@ -24,7 +24,7 @@ from coordinator.members.authority import Authority, Lifetimes
 from coordinator.requests import READ_SOCKET
 from coordinator.storage import database, objects, server_url
 from coordinator.storage.database import Place
-from coordinator.storage.lease import Server
+from coordinator.storage.lease import LONGEST_S, Server
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
@@ -50,7 +50,7 @@ class Storage(Strict):
     """
 
     database: str = ""
-    lease_s: float = Field(default=30, ge=1, le=600)
+    lease_s: float = Field(default=30, ge=1, le=LONGEST_S)
     blobs: str = ""
 
     @field_validator("database")

@@ -5,16 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from coordinator import creation
-from coordinator.answers import (
-    StudyCreated,
-    StudyEdited,
-    StudyFits,
-    StudyList,
-    StudyRenewed,
-    StudyReport,
-    StudyRow,
-    StudyStatus,
-)
+from coordinator.answers import StudyCreated, StudyEdited, StudyList, StudyRenewed, StudyRow
 from coordinator.context import Context
 from coordinator.requests import EditStudy
 from coordinator.secure_roster import with_roster
@@ -24,6 +15,7 @@ from coordinator.studies.renewal import renewed
 from coordinator.studies.report import Sites
 from coordinator.studies.state import ENDED, Phase
 from coordinator.studies.study import Study, archived_studies
+from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData, NeedsPerson, Unavailable
 from wardround.records.study import StudyFile

@@ -47,6 +47,7 @@ READING_REQUESTS = (
     records.Examine,
     records.Summarize,
     records.DraftMapping,
+    records.DraftSummaryMapping,
     records.HashFiles,
     records.Predict,
 )  # fmt: skip  a folder of images is large

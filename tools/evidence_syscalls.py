@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinator.answers import StudyStatus
 from coordinator.requests import StopStudy
+from coordinator.study_answers import StudyStatus
 from tools.faults import NEEDS_PERSON, Disturbed, Plan, Stuck, Template, lab_digest
 
 SIDES = {"coordinator": "coordinator", "gateway": "gateway:alpha", "trainer": "trainer:alpha"}

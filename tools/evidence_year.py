@@ -31,10 +31,10 @@ from pathlib import Path
 import sqlalchemy as sa
 from cryptography import x509
 
-from coordinator.answers import StudyStatus
 from coordinator.requests import StopStudy
 from coordinator.state_directory import State
 from coordinator.storage import sqlite
+from coordinator.study_answers import StudyStatus
 from tools.faults import Disturbed, Plan, Stuck, Template, lab_digest
 from tools.world import CommandFailed, World, command, wait_until
 from wardround.records.schema import toml_bytes

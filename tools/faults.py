@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.answers import Answer, AttemptReport, StudyReport, StudyStatus
+from coordinator.answers import Answer
 from coordinator.requests import ShowReport, ShowStatus, StartStudy, StudyRequest
+from coordinator.study_answers import AttemptReport, StudyReport, StudyStatus
 from tools.demo import Audit
 from tools.studies import SECURE, study_text
 from tools.world import BIN, Service, World, descendants, in_parallel

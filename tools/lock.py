@@ -17,8 +17,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "deploy" / "lock"
 OLDEST_PYTHON = "3.11"
-SITE_EXTRAS = ("site", "dicom", "monai")
-SERVICE_EXTRAS = ("dashboard", "metrics", "postgres")
+SITE_EXTRAS = ("site", "dicom", "monai", "onnx")
+SERVICE_EXTRAS = ("dashboard", "oidc", "metrics", "postgres")
 GATEWAY_EXTRAS = ("metrics", "sbom")  # `audit pack` wants the bill of software
 BUILD = "build.txt"
 LOCKS: dict[str, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)[^\n]*\\\n(?:    --hash=sha256:[0-
 HEADS = {
     "coordinator.txt": "A coordinator or an auditor.",
     "gateway.txt": "A gateway without the trainer, with metrics and the bill of software that `audit pack` writes.",
-    "coordinator-service.txt": "A coordinator with its dashboard, metrics and PostgreSQL.",
+    "coordinator-service.txt": "A coordinator with its dashboard, log-ins with OpenID Connect, metrics and PostgreSQL.",
     BUILD: "What makes our own wheel of a checkout, as pyproject.toml's [build-system] asks.",
     "site.txt": "A site with PyTorch as the index has it: with CUDA on Linux.",
     "site-cpu.txt": "A site without CUDA: install PyTorch's build for the CPU beside it (docs/install.md).",

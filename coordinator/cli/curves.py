@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from coordinator.answers import StudyReport
 from coordinator.cli.asking import ask
 from coordinator.cli.options import State
 from coordinator.requests import ShowReport
+from coordinator.study_answers import StudyReport
 from wardround.cli import say
 from wardround.errors import BadData
 

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import StudyEdited, StudyReport
+from coordinator.answers import StudyEdited
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.initial import has_torch, make_initial
 from coordinator.cli.options import State
 from coordinator.requests import EditStudy, ShowReport
+from coordinator.study_answers import StudyReport
 from fl_algorithms.study import ResolvedStudy
 from wardround.cli import say
 from wardround.errors import UsageProblem

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import StudyReport
 from coordinator.cli.asking import ask
 from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
 from coordinator.metric_answers import StudyMetrics
 from coordinator.requests import ShowReport
+from coordinator.study_answers import StudyReport
 from wardround.cli import Json, print_json, say
 from wardround.errors import UsageProblem
 

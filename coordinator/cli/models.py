@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import StudyReport
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.initial import LAB, has_torch, line_after
 from coordinator.cli.options import Force, State
 from coordinator.models import Which
 from coordinator.requests import ShowReport
+from coordinator.study_answers import StudyReport
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import NeedsPerson
 from wardround.local import outputs

@@ -3,7 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from coordinator.answers import AttemptReport, SiteFit, SiteStatus, StudyFits, StudyList, StudyReport, StudyStatus
+from coordinator.answers import StudyList
+from coordinator.study_answers import AttemptReport, SiteFit, SiteStatus, StudyFits, StudyReport, StudyStatus
 from wardround.records.assignment import ATTEMPTS_APPROVED
 
 LATE = "late"

@@ -8,7 +8,7 @@ import typer
 
 from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
 from coordinator.journal_records import Known
-from wardround.cli import LogFormat, Metrics, say
+from wardround.cli import LogFormat, Metrics, Traces, say
 from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def serve(
         str, typer.Option(metavar="USER", help="The user that the dashboard runs as, if it has one of its own.")
     ] = "",
     metrics: Metrics = "",
+    traces: Traces = "",
     log_format: LogFormat = "text",
 ) -> None:
     """Serve the federation until SIGTERM. Prints `ready HOST:PORT`."""
@@ -105,7 +106,7 @@ def serve(
     use_format(log_format)
     bounds = Bounds(first_message_s, rate_bytes, rate_s, burst, calls_a_second, left_s=rate_s)
     readers = Readers(read_socket or Place(state).read, _uid(reader) if reader else None)
-    serve_forever(Place(state), listen, bounds, readers=readers, metrics=metrics)
+    serve_forever(Place(state), listen, bounds, readers=readers, metrics=metrics, traces=traces)
 
 
 def _uid(user: str) -> int:

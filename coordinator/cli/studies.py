@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import StudyCreated, StudyFits, StudyList, StudyReport, StudyStatus
+from coordinator.answers import StudyCreated, StudyList
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.backups import renew_one
 from coordinator.cli.edit import edit
@@ -27,6 +27,7 @@ from coordinator.requests import (
     StartStudy,
     StopStudy,
 )
+from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
 from fl_algorithms.resolving import resolve
 from fl_algorithms.study import ResolvedStudy
 from wardround.cli import Json, group, print_json, say

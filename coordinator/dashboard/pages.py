@@ -5,9 +5,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from urllib.parse import quote
 
-from coordinator.answers import SiteList, SiteRow, StudyFits, StudyReport, StudyRow, StudyStatus
+from coordinator.answers import SiteList, SiteRow, StudyRow
 from coordinator.studies.metrics import metrics_of
 from coordinator.studies.page import blocks_of
+from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
 from wardround.pages.blocks import Answer, Block, Claim, Grid, Heading, Page, Paragraph, Tone
 
 ENDS_SOON = datetime.timedelta(hours=36)  # a certificate of a week is renewed when half of it is over

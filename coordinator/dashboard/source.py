@@ -5,8 +5,9 @@ import threading
 from pathlib import Path
 from typing import TypeVar
 
-from coordinator.answers import Answer, Changed, SiteList, StudyFits, StudyList, StudyReport, StudyStatus
+from coordinator.answers import Answer, Changed, SiteList, StudyList
 from coordinator.requests import ListSites, ListStudies, Request, ShowFits, ShowReport, ShowStatus, WatchAll
+from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
 from wardround.errors import Unavailable, WardroundError
 from wardround.local import control, liveness
 from wardround.web.live import Live

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 
-from coordinator.answers import AcceptedUpdate, AttemptReport, StudyReport
 from coordinator.models import Which
 from coordinator.storage.blobs import Blobs
+from coordinator.study_answers import AcceptedUpdate, AttemptReport, StudyReport
 from fl_algorithms.portable import card as cards
 from fl_algorithms.portable.card import CARD_FILE, MODEL_FILE, PAGE_FILE, STUDY_FILE
 from fl_algorithms.server.aggregator import ServerAggregator, everything, server_aggregator

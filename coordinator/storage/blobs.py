@@ -29,12 +29,16 @@ log = logging.getLogger(__name__)
 
 
 class DamagedModel(BadData):
-    """A model that is needed is damaged or gone here, and so is its second copy."""
+    """A model that is needed is damaged or gone here, and so is its second copy. ``objects``: the object store's
+    address, where there is one that was asked for it too."""
 
-    def __init__(self, digest: str, folder: Path) -> None:
+    def __init__(self, digest: str, folder: Path, objects: str = "") -> None:
+        name = f"{digest[:12]}…"
+        there = f", and {objects} has none that is whole" if objects else ""
+        look = "check the disk, and the address of the object store" if objects else "check the disk"
         super().__init__(
-            f"model {digest[:12]}… is damaged or gone in {folder / 'models'}, and so is its copy in {folder / 'spare'}",
-            hint=f"check the disk; restore {digest[:12]}…{SUFFIX} from a backup into {folder / 'models'}, then "
+            f"model {name} is damaged or gone in {folder / 'models'}, and so is its copy in {folder / 'spare'}{there}",
+            hint=f"{look}; restore {name}{SUFFIX} from a backup into {folder / 'models'}, then "
             "`coordinator study start`; without a backup: `coordinator study renew`",
         )
         self.digest = digest
@@ -106,7 +110,7 @@ class Blobs:
             elif self._fetched_whole(path, digest):
                 write_file(spare, _pieces(path))
             else:
-                raise DamagedModel(digest, self.folder)
+                raise DamagedModel(digest, self.folder, self._objects.url if self._objects is not None else "")
             self._seen_whole[digest] = time.monotonic()
         return path
 
@@ -129,9 +133,10 @@ class Blobs:
         known = self._known.get(path)
         if known is not None and known.digest == digest:
             try:
-                if has_tag(_pieces(path), known.tag):
-                    return True
-            except OSError:
+                with TensorFile(path) as file:
+                    if has_tag(file.everything(), known.tag):
+                        return True
+            except BadData:
                 return False
         return is_whole(path, digest)
 

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
+from coordinator.storage.server_errors import reason
 from coordinator.storage.tables import Leadership
 from coordinator.storage.watched import StoreLost
 from wardround.errors import TryAgain
 from wardround.local.durable import StorageFailed
 
 RETRY_S = 0.2  # after which a database that was not reached is tried again
+LONGEST_S = 600.0  # of any lease, as the settings allow
 log = logging.getLogger(__name__)
 
 
@@ -84,17 +86,25 @@ class Lease:
     def take(self) -> int:
         """Become the leader. How many transactions have written until now.
 
+        A lease that is longer than any can be, because the database's clock was set back, is cut: a leader that is
+        there renews it in time.
+
         Raises:
             LedByAnother: another one is, and its lease has not ended.
         """
         began = time.monotonic()
         with self._engine.begin() as connection:
             row = connection.execute(_LOOK.with_for_update()).one()
-            if row.holder not in ("", self._server.holder) and row.left_s > 0:
-                raise LedByAnother(self._name, row.holder)
-            self.token = row.token + 1
-            mine = {"holder": self._server.holder, "lease_s": self._server.lease_s}
-            connection.execute(_TAKE, {"new_token": self.token, **mine})
+            led = row.holder not in ("", self._server.holder) and row.left_s > 0
+            if not led:
+                self.token = row.token + 1
+                mine = {"holder": self._server.holder, "lease_s": self._server.lease_s}
+                connection.execute(_TAKE, {"new_token": self.token, **mine})
+            elif row.left_s > LONGEST_S:
+                log.warning("%s: its clock was set back; the lease of %s is cut", self._name, row.holder)
+                connection.execute(_RENEW, {"of_token": row.token, "lease_s": self._server.lease_s})
+        if led:
+            raise LedByAnother(self._name, row.holder)
         self._confirmed = began
         return int(row.writes)
 
@@ -169,7 +179,8 @@ class Lease:
                 if not self.holds:
                     lost(self.lapsed())
                     return
-                log.warning("%s cannot be reached now (%s); waiting for it", self._name, type(error).__name__)
+                why = reason(error) if isinstance(error, sa.exc.DBAPIError) else type(error).__name__
+                log.warning("%s cannot be reached now (%s); waiting for it", self._name, why)
                 wait_s = min(wait_s, 1.0)
 
     def _renew(self) -> None:

@@ -36,7 +36,7 @@ def refuse_unfit(url: str) -> None:
 
 
 class ObjectStore:
-    """One prefix of an object store. Names in it are those of the files below the blobs' folder."""
+    """One prefix of an object store, at ``url``. Names in it are those of the files below the blobs' folder."""
 
     def __init__(self, url: str) -> None:
         """Nothing is connected before it is used.
@@ -46,7 +46,7 @@ class ObjectStore:
             NeedsPerson: fsspec, or what it needs for this kind of store, is not installed.
         """
         refuse_unfit(url)
-        self._url = url
+        self.url = url
         try:
             from fsspec.core import url_to_fs
         except ImportError:
@@ -67,14 +67,21 @@ class ObjectStore:
         Raises:
             TryAgain: it did not arrive.
         """
-        with self._explained(name):
-            target = f"{self._root}/{name}"
-            if "file" in self._files.protocol:  # others have no folders
-                self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
-            self._files.put_file(str(source), target)
-            found, wanted = self._files.info(target)["size"], source.stat().st_size
-            if found != wanted:
-                raise TryAgain(f"{self._url}/{name} has {found} bytes there, {wanted} were sent", code="TOO_BUSY")
+        try:
+            with self._explained(name):
+                target = f"{self._root}/{name}"
+                if "file" in self._files.protocol:  # others have no folders
+                    self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+                self._files.put_file(str(source), target)
+                found, wanted = self._files.info(target)["size"], source.stat().st_size
+        except FileNotFoundError as error:
+            raise TryAgain(
+                f"{self.url}/{name} did not arrive: nothing is there by that name",
+                hint="does the bucket, or the folder, still exist? what was to be copied stays here",
+                code="TOO_BUSY",
+            ) from error
+        if found != wanted:
+            raise TryAgain(f"{self.url}/{name} has {found} bytes there, {wanted} were sent", code="TOO_BUSY")
 
     def fetch(self, name: str, target: Path) -> bool:
         """Copy a file from there, whole and durable. Whether there is one.
@@ -124,7 +131,7 @@ class ObjectStore:
             raise
         except Exception as error:  # of the store's own kind, which we need not have installed
             raise TryAgain(
-                f"{self._url}/{name}: the object store did not answer as it should ({type(error).__name__})",
+                f"{self.url}/{name}: the object store did not answer as it should ({type(error).__name__})",
                 hint="see to the store and to this machine's rights there",
                 code="TOO_BUSY",
             ) from error

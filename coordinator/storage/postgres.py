@@ -7,6 +7,7 @@ breaks while a transaction is committed, the row's number tells whether it was: 
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,13 +17,14 @@ from sqlalchemy.orm import Session
 
 from coordinator.storage import copies, schema
 from coordinator.storage.lease import NEXT_WRITE, Fence, Lease, Server
-from coordinator.storage.server_errors import explain, is_lost
+from coordinator.storage.server_errors import explain, is_lost, reason
 from coordinator.storage.server_url import new_engine, shown
 from coordinator.storage.tables import Leadership
-from wardround.errors import NeedsPerson, WardroundError
+from wardround.errors import NeedsPerson, TryAgain, WardroundError
 from wardround.local.durable import StorageFailed, make_folder
+from wardround.local.rate_limit import RateLimitedLog
 
-log = logging.getLogger(__name__)
+log = RateLimitedLog(logging.getLogger(__name__))
 CONNECTIONS = 24
 
 
@@ -58,6 +60,8 @@ class PostgresServer:
             explained = explain(error, self.name, led=self._lease is not None)
             if explained is None:
                 raise
+            if type(explained) is TryAgain and self._lease is not None:  # a site hears a code; the operator, why
+                log.warning("%s", explained.message)
             raise explained from error
 
     @contextmanager
@@ -78,7 +82,9 @@ class PostgresServer:
 
         Raises:
             LeadLost: it is away for longer than the lease lasts, or another one leads.
+            sa.exc.DBAPIError: it takes no further connection for as long, although the lease is renewed over its own.
         """
+        until = time.monotonic() + self._server.lease_s
         while True:
             session = Session(engine, expire_on_commit=False)
             try:
@@ -89,6 +95,9 @@ class PostgresServer:
                     raise
                 if not self._lease.holds:
                     raise self._lease.lapsed() from error
+                log.warning("%s takes no connection now: %s; waiting for it", self.name, reason(error))
+                if time.monotonic() > until:
+                    raise
                 self._lease.pause()
             except BaseException:
                 session.close()
@@ -136,6 +145,10 @@ class PostgresServer:
             except sa.exc.DBAPIError as error:
                 if not lease.holds:
                     raise lease.lapsed() from error
+                log.warning(
+                    "%s does not say now whether transaction %d was committed: %s; asking again", self.name, number,
+                    reason(error),
+                )  # fmt: skip
                 lease.pause()
                 continue
             lease.judge(fence, self._writes)

@@ -11,8 +11,11 @@ AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization, deadlock, lock ti
 DAMAGED = ("XX001", "XX002")
 MISSING_TABLE = "42P01"
 NO_RIGHT = "42501"
-REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "role ")
-NO_DATABASE = "does not exist"
+REFUSED = (
+    "authentication failed", "no password supplied", "no pg_hba.conf entry", "not permitted to log in",
+    "permission denied",
+)  # fmt: skip
+NOT_THERE = "does not exist"
 
 
 def is_lost(error: sa.exc.DBAPIError) -> bool:
@@ -36,7 +39,9 @@ def explain(error: sa.exc.SQLAlchemyError, name: str, *, led: bool) -> Wardround
         return None
     state = _state(error)
     if is_lost(error):
-        return TryAgain(f"{name}: the connection broke", code="TOO_BUSY") if led else _unreachable(error, name)
+        if not led:
+            return _unreachable(error, name)
+        return TryAgain(f"{name}: the connection broke or cannot be made: {reason(error)}", code="TOO_BUSY")
     if state in AGAIN:
         return TryAgain(f"{name}: the server gave a transaction up ({state})", code="TOO_BUSY")
     if state in DAMAGED:
@@ -57,14 +62,14 @@ def explain(error: sa.exc.SQLAlchemyError, name: str, *, led: bool) -> Wardround
 
 
 def _unreachable(error: sa.exc.DBAPIError, name: str) -> WardroundError:
-    said = _first_line(error)
-    if any(words in said for words in REFUSED):
+    said = reason(error)
+    if any(words in said for words in REFUSED) or (NOT_THERE in said and 'role "' in said):
         return NotPermitted(
             f"{name}: the server lets this user not in: {said}",
             hint="the password is the first line of keys/database-password in the state directory, or in PGPASSWORD or "
             "~/.pgpass",
         )
-    if NO_DATABASE in said and "database" in said:
+    if NOT_THERE in said and "database" in said:
         return NeedsPerson(f"{name}: {said}", hint="make it: `createdb --owner USER NAME`")
     return Unavailable(f"{name} cannot be reached: {said}", hint="does the server run, and does it listen there?")
 
@@ -73,6 +78,6 @@ def _state(error: sa.exc.DBAPIError) -> str:
     return str(getattr(error.orig, "sqlstate", None) or "")
 
 
-def _first_line(error: sa.exc.DBAPIError) -> str:
-    """What the driver said; it names host, user and database, and nothing else of the connection."""
+def reason(error: sa.exc.DBAPIError) -> str:
+    """What the driver said first; it names host, user and database, and nothing else of the connection."""
     return next((line.strip() for line in str(error.orig).splitlines() if line.strip()), "no reason given")

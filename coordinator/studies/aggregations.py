@@ -15,6 +15,7 @@ from coordinator.studies.conclusion import Conclusion, conclude
 from coordinator.studies.state import Round
 from coordinator.studies.study import Study
 from wardround.errors import CannotWrite, TryAgain
+from wardround.local import traces
 from wardround.local.durable import StorageFailed
 
 LATER_S = 5.0  # after which what did not fit on the disk is tried again
@@ -64,7 +65,9 @@ class Aggregations:
         try:
             while self._is_wanted(study, current):
                 try:
-                    self._concluded(study, current, conclude(self._store, self._blobs, study, current))
+                    with traces.span("aggregation", study.name, current.number):
+                        end = conclude(self._store, self._blobs, study, current)
+                    self._concluded(study, current, end)
                     return
                 except StorageFailed:
                     raise

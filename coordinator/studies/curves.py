@@ -5,8 +5,8 @@ Judges only. A point's step is the round whose model was validated, 0 for the in
 
 import math
 
-from coordinator.answers import StudyReport
 from coordinator.metric_answers import StudyMetrics
+from coordinator.study_answers import StudyReport
 from fl_algorithms.tracking import Exported, flat
 
 

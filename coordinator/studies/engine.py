@@ -363,6 +363,7 @@ class Engine:
                 secure_rounds.write_down(session, before, study, actions)
                 study.write(session)
         self._studies[name] = study
+        telling.heard(before, event)
         with blamed():
             for action in actions:
                 telling.act(study, action, self._streams, self._assignments, self._aggregations)

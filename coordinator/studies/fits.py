@@ -3,9 +3,9 @@
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from coordinator.answers import SiteFit, StudyFits
 from coordinator.storage import tables
 from coordinator.studies.study import Study
+from coordinator.study_answers import SiteFit, StudyFits
 from wardround.errors import BadData
 from wardround.records.assignment import Declaration, SiteStatus
 

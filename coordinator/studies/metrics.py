@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
-from coordinator.answers import AcceptedUpdate, AttemptReport, StudyReport
 from coordinator.metric_answers import ModelMeans, ReportedNumbers, StudyMetrics
+from coordinator.study_answers import AcceptedUpdate, AttemptReport, StudyReport
 from fl_algorithms.server.best import mean_loss
 from wardround.records.study import ReportedSection, StudyFile
 

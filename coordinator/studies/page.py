@@ -5,10 +5,10 @@ Participation is told truthfully: a site's round counts as contributed where its
 
 from collections.abc import Iterator, Sequence
 
-from coordinator.answers import StudyReport
 from coordinator.metric_answers import VAL_LOSS, StudyMetrics
 from coordinator.studies.page_facts import AttemptFacts, SiteFacts, StudyFacts
 from coordinator.studies.state import Outcome, Phase
+from coordinator.study_answers import StudyReport
 from wardround.pages import rendering
 from wardround.pages.blocks import Answer, Block, Claim, Facts, Grid, Heading, Page, Paragraph, Tone
 from wardround.pages.charts import LineChart, line_chart

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.answers import Absence, AttemptReport, SiteReport, StudyReport
 from coordinator.metric_answers import StudyMetrics
 from coordinator.studies.state import Outcome, Phase
+from coordinator.study_answers import Absence, AttemptReport, SiteReport, StudyReport
 
 
 @dataclass(frozen=True)

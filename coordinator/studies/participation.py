@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from coordinator.answers import Absence
 from coordinator.storage import tables
 from coordinator.studies.state import ENDED, Kind, Outcome, StudyState
+from coordinator.study_answers import Absence
 from fl_algorithms.server.limits import LEFT_OUT, Account
 from wardround.records.assignment import ATTEMPTS_APPROVED
 

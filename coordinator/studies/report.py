@@ -10,19 +10,6 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from coordinator.answers import (
-    Absence,
-    AcceptedUpdate,
-    AttemptReport,
-    BestRound,
-    RefusedUpload,
-    SiteAnswer,
-    SiteReport,
-    SiteStatus,
-    StudyReport,
-    StudyStatus,
-    TensorRow,
-)
 from coordinator.metric_answers import VAL_LOSS
 from coordinator.storage import tables
 from coordinator.studies import fits
@@ -46,6 +33,19 @@ from coordinator.studies.participation import (
 )
 from coordinator.studies.state import Answer, Kind, Outcome, Phase, site_states
 from coordinator.studies.study import Study
+from coordinator.study_answers import (
+    Absence,
+    AcceptedUpdate,
+    AttemptReport,
+    BestRound,
+    RefusedUpload,
+    SiteAnswer,
+    SiteReport,
+    SiteStatus,
+    StudyReport,
+    StudyStatus,
+    TensorRow,
+)
 from fl_algorithms.server.best import mean_loss
 from fl_algorithms.server.limits import Account
 

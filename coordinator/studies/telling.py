@@ -9,6 +9,7 @@ from coordinator.studies.assignments import Assignments
 from coordinator.studies.state import ENDED
 from coordinator.studies.streams import Stream, Streams
 from coordinator.studies.study import Study
+from wardround.local import traces
 
 log = logging.getLogger("coordinator.studies.engine")
 
@@ -26,6 +27,12 @@ def greet(stream: Stream, site: str, studies: Collection[Study], assignments: As
             stream.put(item)
 
 
+def heard(before: Study, event: events.Event) -> None:
+    """What an answer ends: the time in which its site was asked."""
+    if isinstance(event, events.Answered) and before.state.round is not None:
+        traces.end(before.name, before.state.round.number, event.site, event.answer.kind)
+
+
 def act(
     study: Study, action: events.Action, streams: Streams, assignments: Assignments, aggregations: Aggregations
 ) -> None:
@@ -33,7 +40,9 @@ def act(
     match action:
         case events.Opened(one):
             log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
+            traces.begin(traces.ROUND, study.name, one.number)
             for site in one.unanswered:
+                traces.begin("offered", study.name, one.number, site)
                 streams.push(site, assignments.of(study, site))
         case events.Entered(one):
             log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, one.step)
@@ -49,6 +58,7 @@ def act(
             aggregations.submit(study, one)
         case events.Closed(one, outcome):
             log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
+            traces.end(study.name, one.number, outcome=outcome)
         case events.Tell(phase):
             log.info("%s: %s %s", study.name, phase, study.state.why)
             for site in study.state.ready:

@@ -32,6 +32,7 @@ from coordinator.updates.receipts import Receipts, receipt_of
 from coordinator.updates.receive import Received, Reception, Receptions
 from coordinator.updates.returned import Returned
 from wardround.errors import CannotWrite, NotPermitted, TryAgain
+from wardround.local import traces
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
@@ -116,15 +117,31 @@ class Uploads:
 
     def decide(self, reception: Reception, manifest_sha256: str) -> Envelope:
         """The receipt of a complete upload; decision, receipt and round are durable when this returns."""
-        with reception.committed(manifest_sha256) as received:
+        header = reception.header
+        with (
+            reception.committed(manifest_sha256) as received,
+            traces.span("admission", header.study, header.round, reception.site),
+        ):
             payload = admission.admit_payload(received, reception.terms)
             if received.spool is not None and isinstance(payload, Admitted):
                 assert received.tag is not None  # what is not complete is refused
                 self._blobs.know(received.spool, Known(manifest_sha256, received.tag, payload.norm))
-                self._blobs.share(received.spool)  # before the receipt: a standby finds what was accepted
+                self._share(received)  # before the receipt: a standby finds what was accepted
         receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
         reception.settle()
         return receipt
+
+    def _share(self, received: Received) -> None:
+        """Copy an update to the object store, if there is one. Raises TryAgain: it did not arrive there."""
+        assert received.spool is not None
+        try:
+            self._blobs.share(received.spool)
+        except TryAgain as error:  # the site hears a code and nothing of this
+            log.error(
+                "%s: the update of site %s for round %d is not accepted now: %s; %s", received.header.study,
+                received.site, received.header.round, error.message, error.hint,
+            )  # fmt: skip
+            raise
 
     def inquire(self, site: str, upload_id: str) -> Envelope | int:
         """What became of an upload, as ``Receipts.find`` says it. One that its study's end left undecided is forgotten:

@@ -61,12 +61,13 @@ def style() -> Iterator[None]:
 def dots(
     rows: Sequence[str], series: Mapping[str, Mapping[str, Stat]], axis: str, *, zero: bool = False
 ) -> Picture:  # fmt: skip
-    """A line for each row, a dot with its interval for each kind of checkpoint.
+    """A line for each row that has a mean, a dot with its interval for each kind of checkpoint.
 
     Args:
         series: kind -> row -> its mean.
         zero: mark 0, for differences.
     """
+    rows = [row for row in rows if any(row in found for found in series.values())]
     figure, axes = _figure(0.9 + len(rows) * (0.22 + 0.13 * len(series)))
     if zero:
         axes.axvline(0, color="#444444", linewidth=1)

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_algorithms.tasks.source import Draft as Draft
 from fl_algorithms.tasks.source import Source as Source
 
 
@@ -161,22 +162,6 @@ class Predictions:
     header: tuple[str, ...]
     rows: list[tuple[str | float, ...]]
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A mapping file to be edited.
-
-    Attributes:
-        columns: how many columns the study reads.
-        as_they_are: how many of them need no mapping.
-        open: how many a person must fill in.
-    """
-
-    text: str
-    columns: int
-    as_they_are: int
-    open: int
 
 
 class Task(Protocol):

@@ -1,4 +1,4 @@
-"""Where a site's data lies. No torch."""
+"""Where a site's data lies, and the draft of what makes it a study's. No torch."""
 
 import hashlib
 import os
@@ -41,6 +41,22 @@ class Source:
             given = ", ".join(sorted(self.paths)) or "nothing"
             raise BadData(f"the study needs `{role}` of this site's data, found {given}")
         return self.paths[role]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A mapping file to be edited.
+
+    Attributes:
+        columns: how many columns the study reads.
+        as_they_are: how many of them need no mapping.
+        open: how many a person must fill in.
+    """
+
+    text: str
+    columns: int
+    as_they_are: int
+    open: int
 
 
 def files_digest(source: Source) -> str:

@@ -58,6 +58,14 @@ Metrics = Annotated[
         help="Answer /metrics, /healthz and /readyz there. Without it, nothing listens.",
     ),
 ]
+Traces = Annotated[
+    str,
+    typer.Option(
+        "--traces",
+        metavar="http://HOST:PORT",
+        help="Send the spans of rounds to this collector of OpenTelemetry. Without it, none are made.",
+    ),
+]
 Origin = Annotated[
     str,
     typer.Option(metavar="https://NAME", help="What browsers call the page, where a proxy with TLS stands before it."),

@@ -32,6 +32,7 @@ from site_agent.audit.form import lines, read
 from site_agent.audit.verify import CANNOT_VERIFY, TAMPERED, Copy, Pins, Shown, Verdict, given_copy, judge, judged
 from wardround.errors import BadData, Unavailable
 from wardround.local import durable
+from wardround.local.half_written import is_half_written
 from wardround.records.ledger.entries import CitedHead, ConsentEntry, GenesisEntry
 from wardround.signing import canonical, dsse
 from wardround.terminal import escaped
@@ -42,7 +43,6 @@ RECEIPTS = "receipts.jsonl"
 LARGEST = 2**30  # bytes of an archive that is read
 ROOM = 2**28  # bytes of the vectors and models of sums in an archive; others are given beside it
 CONSENT = re.compile(r"consents/[^/]+\.json")
-FOLDERS = ("consents", "policies")  # taken whole, with what lies below
 
 
 @dataclass(frozen=True)
@@ -163,28 +163,38 @@ def _not_of_the_ledger(files: Mapping[str, bytes], ledgers: list[LedgerFiles]) -
 
 
 def gather(state: Path, receipts: bytes | None) -> dict[str, bytes]:
-    """A site's files by their path in a bundle. Signed heads before lines: an agent may be writing.
+    """A site's files by their path in a bundle. An agent may be writing: approvals are read before the lines that name
+    them, and signed heads before lines; policies' texts after those; and what is only being written is not read.
 
     Raises:
         Unavailable: one of them cannot be read.
     """
-    files = {}
+    files: dict[str, bytes] = {}
     try:
+        _take_below(state, [state / "consents"], files)
         for folder in [state / "ledger", *sorted(state.glob("ledger-*"))]:
             names = [HEADS, *sorted(path.name for path in folder.glob("*.jsonl") if SEGMENT.fullmatch(path.name))]
             for path in [folder / name for name in names]:
                 if path.is_file():
                     files[path.relative_to(state).as_posix()] = path.read_bytes()
-        kept = [*sorted(state.glob("ledger*/evidence")), *(state / name for name in FOLDERS)]
-        wanted = [path for folder in kept for path in sorted(folder.rglob("*"))]
-        for path in [*wanted, state / "policy.toml"]:
-            if path.is_file() and not path.is_symlink():
-                files[path.relative_to(state).as_posix()] = path.read_bytes()
+        _take_below(state, [*sorted(state.glob("ledger*/evidence")), state / "policies"], files)
+        _take(state, state / "policy.toml", files)
     except OSError as error:
         raise Unavailable(f"{error.filename} cannot be read ({error.strerror})") from None
     if receipts is not None:
         files[RECEIPTS] = receipts
     return files
+
+
+def _take_below(state: Path, folders: list[Path], files: dict[str, bytes]) -> None:
+    """Put what lies below each of ``folders`` into ``files``."""
+    for path in [path for folder in folders for path in sorted(folder.rglob("*"))]:
+        _take(state, path, files)
+
+
+def _take(state: Path, path: Path, files: dict[str, bytes]) -> None:
+    if path.is_file() and not path.is_symlink() and not is_half_written(path):
+        files[path.relative_to(state).as_posix()] = path.read_bytes()
 
 
 def sums_of(state: Path) -> dict[str, bytes]:

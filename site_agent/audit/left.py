@@ -12,7 +12,7 @@ from site_agent.audit.files import SEGMENT
 from site_agent.audit.form import line_in
 from site_agent.state.directory import COUNTS
 from wardround.errors import Unavailable
-from wardround.records.ledger.decided import HeldEntry, HoldEntry, ReleasedEntry
+from wardround.records.ledger.decided import EndorsedEntry, HeldEntry, HoldEntry, ReleasedEntry
 from wardround.records.ledger.entries import (
     BlockedEntry,
     ControlEntry,
@@ -22,6 +22,8 @@ from wardround.records.ledger.entries import (
 )
 from wardround.records.ledger.lines import Line
 from wardround.records.ledger.summary import SummaryEntry
+
+Place = tuple[str, int | None]  # study, round
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,17 @@ class Decision:
 
 @dataclass
 class Left:
-    """All of it. ``summaries``: of columns' figures that a person let leave: when, and for which request."""
+    """All of it.
+
+    Attributes:
+        summaries: of columns' figures that a person let leave: when, and for which request.
+        endorsed: (study, round) of an update that waits for further people -> it, and who would have it leave.
+    """
 
     updates: dict[str, Update] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     summaries: list[tuple[str, str]] = field(default_factory=list)
+    endorsed: dict[Place, tuple[str | None, tuple[str, ...]]] = field(default_factory=dict)
     decided: Counter[tuple[str, str]] = field(default_factory=Counter)  # study, what
     control_bytes: int = 0
     lines: int = 0
@@ -94,10 +102,19 @@ class Left:
                 before = (hold.also_by or ()) if isinstance(hold, ReleasedEntry) else ()
                 by = " and ".join(person.words() for person in (hold.by, *before) if person is not None)
                 self._decided(line.ts, hold.study, hold.round, what, f"by {by}" if by else "")
+                self._note(hold)
             case SummaryEntry() as summary:
                 self.summaries.append((line.ts, summary.request))
             case ControlEntry() as control:
                 self.control_bytes += control.bytes
+
+    def _note(self, hold: HoldEntry) -> None:
+        place = hold.study, hold.round
+        update, people = self.endorsed.get(place, (hold.update, ()))
+        if isinstance(hold, EndorsedEntry) and hold.by is not None:
+            self.endorsed[place] = hold.update, (*(people if update == hold.update else ()), hold.by.words())
+        elif not isinstance(hold, HeldEntry) or update != hold.update:
+            self.endorsed.pop(place, None)
 
     def _decided(self, at: str, study: str, round_: int | None, what: str, why: str) -> None:
         self.decisions.append(Decision(at, study, "" if round_ is None else str(round_), what, why))

@@ -23,7 +23,9 @@ from site_agent.state.consent import Consent
 from wardround.errors import BadData, Unavailable, UsageProblem
 from wardround.records.ledger.secure import AgreedEntry, SumCheckedEntry
 from wardround.records.secure_messages import SumEvidence
+from wardround.records.study import SITE_NAME
 from wardround.tensors.files import TensorFile
+from wardround.terminal import quoted
 
 FOLDER = "sums"
 
@@ -54,7 +56,8 @@ def check_sum(path: Path, study: str, round_: int, blocks: int | None, vectors: 
     Raises:
         UsageProblem: the bundle's ledgers have no set of that round.
         Unavailable: it is no bundle, or a vector is cut.
-        BadData: the bundle was changed, or lacks the approval or the evidence; something is not what its site signed.
+        BadData: the bundle was changed, or lacks the approval or the evidence; a name in it is none of a site;
+            something is not what its site signed.
         NotPermitted: what is shown is another set than the one that the ledger says.
     """
     verdict, code = verify_bundle(path)
@@ -114,6 +117,9 @@ def _lines(bundle: Bundle, study: str, round_: int) -> tuple[AgreedEntry, SumChe
             hint="`site-agent audit report`, or report.html in the bundle, lists every sum",
         )
     agreed = max(sets, key=lambda one: one.revision)
+    for site in agreed.sites:  # files have their names
+        if not SITE_NAME.fullmatch(site):
+            raise BadData(f"the ledger names a site that is none: {quoted(site, 80)}")
     checked = [one for one in entries if isinstance(one, SumCheckedEntry) and one.chosen == agreed.chosen]
     return agreed, checked[-1] if checked else None
 

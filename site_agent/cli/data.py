@@ -18,7 +18,7 @@ from site_agent.cli.listening import absolute, ask_listener, is_open
 from site_agent.cli.naming import data_add, file_option
 from site_agent.cli.options import State
 from site_agent.cli.progress import shown
-from site_agent.cli.summary import summaries, summary
+from site_agent.cli.summary import asked_for, summaries, summary
 from site_agent.gateway.consent.facts import begins_with
 from site_agent.state.directory import SiteState
 from site_agent.trainer.data import layouts, sources
@@ -60,27 +60,47 @@ def data_map(
     path: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The mapping; if absent, it is drafted.")],
     state: State,
     study: Annotated[str, typer.Option("--study", metavar="ID", help="The study to draft it for.")] = "",
+    summary: Annotated[
+        str, typer.Option("--request", metavar="ID", help="The coordinator's summary request to draft it for.")
+    ] = "",
 ) -> None:
     """Say how a table's columns, codes, units and dates become a study's: draft a mapping to edit, or name one."""
-    from site_agent.gateway.policy.refusing import refuse_plugins
-
+    if study and summary:
+        raise UsageProblem("found `--study` and `--request`: a mapping is drafted for one of them")
     site_state = SiteState(state)
     site_state.require_used()
     path = absolute(path)
     named = sources.source(state, name)
     if not path.exists():
-        if not study:
-            raise UsageProblem(f"there is no {path}", hint="add `--study ID` to draft it for a study")
-        offer = site_state.offer(study)
-        refuse_plugins(offer.plugins, study, site_state.policy)
-        request = records.DraftMapping(study=offer.document, site=site_state.site().site, data=name, out=str(path))
+        request = _drafting(site_state, name, path, study=study, summary=summary)
         drafted = handoff.one_shot(state, request) if _may_read(state) else ask_listener(state, request)
         counted = f"{drafted.columns} columns, {drafted.as_they_are} as they are, {drafted.open} for you to fill in"
         cli.say(f"Drafted {path}: {counted}. It has codes of your table in it: keep it in the hospital")
     files = check(records.DataFiles, {**_files(named), "mapping": str(path)}, "the data")
     sources.name_mapping(state, name, path, handoff.ask(state, records.Inspect(files=files)).digest)
     cli.say("The mapping is part of the data: a study that was approved with it must be approved again")
-    cli.say(f"next: edit {path}, then `site-agent data check {name} --study {study or 'ID'}`")
+    look = f"data summary {name} --request {summary}" if summary else f"data check {name} --study {study or 'ID'}"
+    cli.say(f"next: edit {path}, then `site-agent {look}`")
+
+
+def _drafting(
+    state: SiteState, name: str, path: Path, *, study: str, summary: str
+) -> records.DraftMapping | records.DraftSummaryMapping:
+    """What the trainer is asked for a draft.
+
+    Raises:
+        UsageProblem: there is nothing to draft it for.
+    """
+    if summary:
+        return records.DraftSummaryMapping(request=asked_for(state, summary), data=name, out=str(path))
+    if not study:
+        hint = "add `--study ID` to draft it for a study, or `--request ID` for a summary request"
+        raise UsageProblem(f"there is no {path}", hint=hint)
+    from site_agent.gateway.policy.refusing import refuse_plugins
+
+    offer = state.offer(study)
+    refuse_plugins(offer.plugins, study, state.policy)
+    return records.DraftMapping(study=offer.document, site=state.site().site, data=name, out=str(path))
 
 
 @data_app.command("check")

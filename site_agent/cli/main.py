@@ -23,7 +23,7 @@ from site_agent.cli.setup import setup
 from site_agent.cli.status import status, studies
 from site_agent.cli.study import approve, preview, withdraw
 from site_agent.cli.sums import check_sum
-from wardround.cli import LogFormat, Metrics, application, run, say
+from wardround.cli import LogFormat, Metrics, Traces, application, run, say
 
 app = application(
     "site-agent", "Train models with other hospitals. Patient records, private modules and keys stay here."
@@ -71,6 +71,7 @@ def serve(
         ),
     ] = 0,
     metrics: Metrics = "",
+    traces: Traces = "",
     log_format: LogFormat = "text",
     trainer_idle_exit: Annotated[
         int,
@@ -99,7 +100,7 @@ def serve(
     if only is None:
         say("gateway and trainer run as one user; use --only gateway and --only trainer to keep them apart")
     idle = ["--trainer-idle-exit", str(trainer_idle_exit)] if trainer_idle_exit else []
-    run_service(here, with_trainer=only is None, options=[*hardware.options, *idle], metrics=metrics)
+    run_service(here, with_trainer=only is None, options=[*hardware.options, *idle], metrics=metrics, traces=traces)
 
 
 app.command("status")(status)

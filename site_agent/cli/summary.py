@@ -8,11 +8,14 @@ import typer
 from site_agent.cli.options import State
 from site_agent.cli.service import ask_or_do, joined
 from wardround.cli import Json, print_json, say, say_next
+from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from pydantic import JsonValue
     from rich.table import Table
 
     from site_agent.gateway.requests import ShownSummary, TellingColumn
+    from site_agent.state.directory import SiteState
 
 WIDTH = 160  # where nobody looks at a terminal
 
@@ -36,6 +39,22 @@ def summaries(state: State, as_json: Json = False) -> None:
         table.add_row(row.name, str(row.columns), row.told[:10] or "never", row.title)
     _print(table)
     say_next(f"next: `site-agent data summary NAME --request {offered.requests[0].name}` shows what would leave")
+
+
+def asked_for(here: "SiteState", name: str) -> dict[str, "JsonValue"]:
+    """What the coordinator's summary request ``name`` asks, plain JSON.
+
+    Raises:
+        UsageProblem: the coordinator has none of that name for this site.
+    """
+    from site_agent.gateway.requests import ListSummaries
+
+    offered = ask_or_do(here, ListSummaries(), lambda handler: handler.summaries.offered()).requests
+    for row in offered:
+        if row.name == name:
+            return row.request
+    known = ", ".join(row.name for row in offered) or "none"
+    raise UsageProblem(f"the coordinator has no summary request `{name[:64]}` here", hint=f"it has: {known}")
 
 
 def summary(

@@ -360,7 +360,7 @@ class Agent:
         declaration = Declaration(*study, status, assignment.round, assignment.attempt, code, estimate_s=estimate_s)
         try:
             with self._session.use() as connection:
-                self.commands.declare(connection, declaration, often=True)
+                self.commands.declare(connection, declaration, often=not estimate_s)
         except (Unavailable, TryAgain) as error:
             self._log.warning("%s", error.message)
         except WardroundError as error:

@@ -301,7 +301,7 @@ class CommandHandler:
         """Tell the coordinator where this site stands, after the ledger holds that it is told.
 
         ``often``: a coordinator can cause it without end, and the ledger has not each of them by itself. The bytes of
-        all stand in its `control` lines.
+        all stand in its `control` lines. What holds a number is none of these.
         """
         append = self._ledger.append_often if often else self._ledger.append
         append(entries.DeclareEntry(

@@ -12,7 +12,7 @@ from site_agent.gateway.exit.staging import Staging, is_model, model_name
 from site_agent.state.directory import Consent, SiteState
 from wardround import refusals
 from wardround.errors import BadData, CannotWrite, TryAgain, Unavailable
-from wardround.local import durable
+from wardround.local import durable, traces
 from wardround.records.assignment import Assignment, ModelRef
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import Manifest, PayloadHasher
@@ -28,6 +28,7 @@ class Downloads:
         self._session = session
         self._staging = staging
 
+    @traces.step("download")
     def fetch(
         self, assignment: Assignment, model: ModelRef, consent: Consent, kind: str, interrupt: Interrupt,
         keep: Path | None = None,

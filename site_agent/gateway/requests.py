@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import PlainSerializer, PlainValidator, ValidationError
+from pydantic import JsonValue, PlainSerializer, PlainValidator, ValidationError
 
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.peer_requests import CheckSum, ForgetPeer, GetPeers, KnowPeer
@@ -104,12 +104,14 @@ class OfferedSummary:
     Attributes:
         columns: how many it asks about.
         told: when figures for it left last; "" for never.
+        request: all that it asks, plain JSON.
     """
 
     name: str
     title: str
     columns: int
     told: str
+    request: dict[str, JsonValue]
 
 
 @dataclass(frozen=True)

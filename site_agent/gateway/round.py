@@ -38,6 +38,7 @@ from site_agent.gateway.secure.exchange import SecureRounds
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
+from wardround.local import traces
 from wardround.records import trainer as records
 from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment, SiteStatus
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
@@ -88,7 +89,8 @@ class Rounds:
                 code=DECLINED_UNKNOWN,
             )  # fmt: skip
         what = f"round {assignment.round} of `{assignment.study}`"
-        return with_room(partial(self._contribute, assignment, interrupt), what, interrupt)
+        with traces.round_here(assignment.study, assignment.round):
+            return with_room(partial(self._contribute, assignment, interrupt), what, interrupt)
 
     def declined(self, assignment: Assignment, code: str) -> None:
         """Note that this site declined an assignment which it had begun, for whoever looks at `status`."""
@@ -110,8 +112,7 @@ class Rounds:
             if upload_id not in self._ledger.unresolved:
                 continue  # its receipt came with that of another upload
             with self._session.use() as connection:
-                envelope = connection.inquire(upload_id)
-                if envelope is None:
+                if (envelope := connection.inquire(upload_id)) is None:
                     continue  # it may go on; the assignment, if it is still open, comes again
                 try:
                     taken = receipts.take_all({upload_id: envelope}, connection, self._ledger)
@@ -209,14 +210,13 @@ class Rounds:
         same_consent = last.consent == consent.digest
         same_round = same_study and same_consent and (last.round, last.kind) == (assignment.round, assignment.kind)
         base = assignment.base.digest if assignment.base is not None else ""
+        begun = replace(last, declined="", declined_at="")
         if same_round and last.attempt == assignment.attempt:
             usable = last.decision or self._usable(last, base)
-            fresh = self._fresh(assignment, base, consent, last)
-            return replace(last, declined="", declined_at="") if usable else fresh
+            return begun if usable else self._fresh(assignment, base, consent, last)
         if same_round and last.decision in ("", ACCEPTED) and self._usable(last, base):
             log.info("round %d of `%s` is asked again: the same update is sent", last.round, last.study)
-            again = replace(last, attempt=assignment.attempt, phase="trained", upload_id="", decision="", applied=True)
-            return replace(again, declined="", declined_at="")
+            return replace(begun, attempt=assignment.attempt, phase="trained", upload_id="", decision="", applied=True)
         if same_study and last.update and not last.decision and last.round != assignment.round:
             self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round), interrupt)
         self._forget_files(last)
@@ -256,14 +256,14 @@ class Rounds:
         base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt, keep)
         self._sums.before_training(consent, assignment, interrupt)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
-        estimate = Estimate(lambda left_s: self._declare(assignment, SiteStatus.TRAINING, estimate_s=left_s))
+        left = Estimate(partial(self._declare, assignment, SiteStatus.TRAINING, ""), self._ledger.estimates(journal))
         form = records.Train if assignment.kind == TRAIN else records.Validate
         request = form(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest, site=self._site.site,
             data=consent.approved_data, round=assignment.round, base=base, base_digest=assignment.base.digest,
         )  # fmt: skip
         try:
-            result = self._ask(request, interrupt, None if consent.is_secure else estimate.note)  # time tells rows
+            result = self._ask(request, interrupt, None if consent.is_secure else left.note)  # time tells rows
         except Interrupted:
             self._abort(request)
             raise
@@ -286,10 +286,9 @@ class Rounds:
 
     def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
         """The journal with what the ledger knows and it does not: the process ended between the two."""
-        if journal.upload_id and not journal.decision and journal.upload_id not in self._ledger.unresolved:
-            receipt = self._ledger.receipt(journal.upload_id)
-            if receipt is not None:
-                self._decide(journal, receipt, interrupt)
+        decided = journal.upload_id and not journal.decision and journal.upload_id not in self._ledger.unresolved
+        if decided and (receipt := self._ledger.receipt(journal.upload_id)) is not None:
+            self._decide(journal, receipt, interrupt)
         return journal
 
     def _decide(self, journal: Journal, receipt: Receipt, interrupt: Interrupt) -> None:
@@ -369,7 +368,8 @@ class Rounds:
         for tries, wait_s in enumerate(backoff(0.5), 1):
             interrupt.check()
             try:
-                return self._trainer.ask(request, progress, ending=interrupt.ending)
+                with traces.step(request.command):
+                    return self._trainer.ask(request, progress, ending=interrupt.ending)
             except Unavailable as error:
                 interrupt.check()  # it was hung up from here
                 if tries >= TRAINER_TRIES:

@@ -20,11 +20,14 @@ from wardround.local import control, durable, memory
 from wardround.local.event import set_by_signals
 from wardround.local.logs import log_to_stderr
 from wardround.web.monitoring import monitored
+from wardround.web.tracing import traced
 
 log = logging.getLogger(__name__)
 
 
-def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), metrics: str = "") -> None:
+def run(
+    state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), metrics: str = "", traces: str = ""
+) -> None:
     """Serve until SIGTERM or SIGINT. Prints ``ready`` on stdout when commands and, if it is ours, the trainer answer.
 
     The coordinator need not be reachable: the agent goes on trying, and says so.
@@ -32,6 +35,7 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
     Args:
         options: for the trainer's command line.
         metrics: the address of metrics and health, of this machine alone; "" for none.
+        traces: that of a collector for spans, of this machine alone; "" for none.
 
     Raises:
         NeedsPerson: not joined, a broken ledger, or the coordinator refuses this site for good.
@@ -51,7 +55,8 @@ def run(state: SiteState, *, with_trainer: bool, options: Sequence[str] = (), me
         try:
             agent = Agent(state)
             try:
-                _serve(state, agent, trainer, metrics)
+                with traced(traces, "wardround-site", only_here=True):
+                    _serve(state, agent, trainer, metrics)
             finally:
                 agent.stop()
         finally:

@@ -63,7 +63,9 @@ class Summaries:
         left = self._ledger.summarized().values()
         told = {name: max(time for request, time in left if request == name) for name, _ in left}
         return OfferedSummaries(tuple(
-            OfferedSummary(request.name, request.title, len(request.columns), told.get(request.name, ""))
+            OfferedSummary(
+                request.name, request.title, len(request.columns), told.get(request.name, ""), request.document()
+            )
             for request in self._requests().values()
         ))  # fmt: skip
 

@@ -49,8 +49,11 @@ def _home(here: Here, today: str) -> Iterator[Block]:
     )  # fmt: skip
     if held:
         yield Heading("What waits to be released")
+        so_far = {row.id: here.left.endorsed.get((row.id, row.round), ("", ()))[1] for row in held}
+        columns = ("study", "round", "of", *(("released so far by",) if any(so_far.values()) else ()))
+        waiting = ((row.id, str(row.round), str(row.rounds), _and(so_far[row.id])) for row in held)
         yield Grid(
-            ("study", "round", "of"), tuple((row.id, str(row.round), str(row.rounds)) for row in held), numbers=(1, 2),
+            columns, tuple(row[: len(columns)] for row in waiting), numbers=(1, 2),
             links=tuple(f"/studies/{quote(row.id)}/rounds/{row.round}" for row in held),
         )  # fmt: skip
     if here.proposed.sha256:

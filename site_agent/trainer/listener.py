@@ -31,7 +31,7 @@ SOCKET_MODE, STAGING_MODE = 0o660, 0o770
 LEAVING_S = 8  # after a gateway was killed, its listener may still be ending a worker
 OF_NO_ROUND = (
     records.Describe, records.Inspect, records.Check, records.Examine, records.Summarize, records.DraftMapping,
-    records.HashFiles, records.Predict,
+    records.DraftSummaryMapping, records.HashFiles, records.Predict,
 )  # fmt: skip
 log = logging.getLogger(__name__)
 

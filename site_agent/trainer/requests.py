@@ -86,6 +86,10 @@ class Requests:
                 from site_agent.trainer.data import summaries
 
                 return summaries.summarized(self._state, request)
+            case records.DraftSummaryMapping():
+                from site_agent.trainer.data import drafting
+
+                return drafting.for_request(self._state, request)
             case records.DraftMapping():
                 return self._rounds.draft_mapping(request)
             case records.Train():

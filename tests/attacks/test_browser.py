@@ -14,8 +14,9 @@ import uvicorn
 from starlette.testclient import TestClient
 from starlette.types import Message
 
-from coordinator.answers import SiteList, SiteRow, StudyFits, StudyReport
+from coordinator.answers import SiteList, SiteRow
 from coordinator.dashboard import pages
+from coordinator.study_answers import StudyFits, StudyReport
 from site_agent.audit.left import Left, Update
 from site_agent.gateway.consent.rows import StudyRow
 from site_agent.gateway.policy_requests import Proposed

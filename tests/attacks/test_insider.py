@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import tarfile
-from dataclasses import asdict
+import tempfile
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent import audit
 from site_agent.audit import bundle
+from site_agent.audit.sums import check_sum
 from tests import commands
 from tests.attacks import ledgers
+from tests.site_agent.secure_sites import STUDY, SecureSites
+from tests.site_agent.test_sum_in_a_bundle import bundled as sums_bundled
 from tools import verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made
 from tools.world import World
+from wardround.errors import BadData
 from wardround.records.receipt_copy import Statement
 from wardround.records.receipts import EMPTY_HEAD, RECEIPT_TYPE
 from wardround.signing import canonical, dsse
@@ -451,3 +456,23 @@ def test_copy_that_answers_twice(tmp_path: Path, made: Made) -> None:
     assert ledgers.both(tmp_path / "ledger", tmp_path / "copy.jsonl") == (audit.CANNOT_VERIFY, None)
     verdict, _ = audit.verify(tmp_path / "ledger", tmp_path / "copy.jsonl")
     assert f"the coordinator answered upload {last['upload_id'][:12]}… twice" in verdict.reason
+
+
+@pytest.mark.attack(promise="P3", refused_by="site_agent/audit/sums.py")
+def test_path_in_a_set_of_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the ledger's key he signs a set whose sites are paths. Whoever checked that sum, away from the hospital, had
+    a file of his written where he liked, by `audit sum --bundle`."""
+    world = SecureSites(tmp_path)
+    world.run(1)
+    world.check("bergen", 2)
+    hospital, there = world.hospitals["bergen"], tmp_path / "temporary"
+    there.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(there))
+    ((agreed, _),) = hospital.ledger.pledged.sets()
+    paths = ("../written", str(tmp_path / "absolute"))
+    hospital.ledger.append(replace(agreed, round=2, sites=(*agreed.sites, *paths)))
+    vectors = {f"sums/{STUDY}.1.2/{path}.vector": b"#!" for path in paths}
+    with pytest.raises(BadData, match=r"the ledger names a site that is none: \"\.\./written\""):
+        check_sum(sums_bundled(world, lambda files: files.update(vectors)), STUDY, 2, None)
+    assert not [*tmp_path.rglob("written*"), *tmp_path.rglob("absolute*")]
+    world.close()

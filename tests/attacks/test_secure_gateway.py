@@ -14,12 +14,12 @@ from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit import egress
-from site_agent.gateway.secure import checking, terms
+from site_agent.gateway.secure import checking, checks, terms
 from site_agent.gateway.secure.due import MOST
 from site_agent.state.directory import SiteState
 from tests.secure_world import key_of, public
 from tests.site_agent import secure_sites
-from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
+from tests.site_agent.secure_sites import DPO, SPECS, STUDY, Hospital, SecureSites, write_model
 from tools import verify_ledger
 from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
 from wardround.records.assignment import Assignment, ModelRef
@@ -115,6 +115,40 @@ def test_an_altered_model_is_not_trained_on(world: SecureSites) -> None:
     assert [line["result"] for line in hospital.lines("sum_checked")] == ["other"]
     with pytest.raises(NotPermitted):  # asked again: it stays so
         world.check("bergen", 2)
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checks.py")
+def test_an_altered_model_asked_again_until_the_sample_misses_it(
+    twenty: SecureSites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a model's blocks are the coordinator's own. The site found one, and said that it goes on no further. It
+    was asked again, drew other blocks, and trained on it: each try is another draw, and nothing counted them."""
+    hospital, drawn = twenty.hospitals["bergen"], checking.drawn
+    twenty.models[-1] = craft(twenty, 13)
+    twenty.evidence = replace(twenty.evidence, model=twenty.models[-1])
+    monkeypatch.setattr(checks, "drawn", lambda layout, count: (13,))
+    with pytest.raises(NotPermitted, match=r"is not what the sum of its updates gives: block 13"):
+        twenty.check("bergen", 2)
+    monkeypatch.setattr(checks, "drawn", lambda layout, count: (1, 2, 3, 4))
+    for attempt in (1, 2):
+        with pytest.raises(NotPermitted, match=r"round 1 of `hearts` was found to be another than its sum gives"):
+            hospital.sums.before_training(
+                twenty.consent_of(hospital), hospital.assignment(2, attempt=attempt), Interrupt()
+            )
+    monkeypatch.setattr(checks, "drawn", drawn)
+    for begun_anew in (Hospital.restart, Hospital.roll_over):
+        hospital = twenty.hospitals["bergen"] = begun_anew(hospital)
+        twenty.models[-1] = craft(twenty, 14)  # another one each time
+        with pytest.raises(NotPermitted, match="was found to be another"):
+            twenty.check("bergen", 2)
+    assert [line["result"] for line in hospital.lines("sum_checked")] == []  # of the new ledger
+
+
+def craft(world: SecureSites, block: int) -> str:
+    """Make the model of round 1 another one in that block. Its digest."""
+    world.model_file(1).write_bytes(altered(world, block))
+    with TensorFile(world.model_file(1)) as file:
+        return file.manifest().digest()
 
 
 def crafted(world: SecureSites, round_: int, of: int) -> Assignment:

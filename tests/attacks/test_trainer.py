@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import math
 import os
 import socket
 import stat
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from site_agent import audit
+from site_agent.gateway import estimate
 from site_agent.gateway.consent.rows import study_rows
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import measure
@@ -30,7 +32,7 @@ from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools.world import Service
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
 from wardround.local import control, durable, sockets
-from wardround.records.trainer import BrokenProtocol, Commit, FilesStatus
+from wardround.records.trainer import BrokenProtocol, Commit, FilesStatus, Progress
 from wardround.tensors.codecs import encoded
 from wardround.tensors.files import file_header
 from wardround.tensors.manifests import TensorSpec
@@ -412,6 +414,35 @@ UNWRITTEN: dict[str, tuple[dict[str, Any], str, Callable[[Any], None]]] = {
     "signs of both": ({"name": "int8", "block": 16}, "model_scale/w", lambda scales: np.negative(scales, out=scales)),
     "a number of no value": ({"name": "int8", "block": 16}, "w", lambda numbers: numbers[:1].fill(-128)),
 }
+
+
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/estimate.py")
+def test_told_counts_are_false__by_the_time_that_is_left(site: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a round will still take is a number of the trainer's own: 26 of them in each try, of 15 bits each, that
+    no policy, quota or preview had; and after the first twenty the ledger left some out."""
+    monkeypatch.setattr(estimate, "FIRST_S", 0.0)
+    site.ready()
+    assert site.trainer is not None
+    site.trainer.progress = [Progress(step=1, steps=10 ** (power // 4)) for power in range(8, 56)]
+    tries = 3
+    for attempt in range(1, 1 + tries):
+        site.trainer.dies.append(BadData("the training failed", code="DECLINED_TRAINING_FAILED"))
+        site.coordinator.assign(STUDY, 1, attempt=attempt)
+        site.coordinator.wait_for(lambda n=attempt: declared(site, pb.DECLINED) == n, "declined again")  # type: ignore[misc]
+    said = [one.estimate_s for one in site.coordinator.declared if one.status == pb.TRAINING]
+    preview = site.command("preview", study=STUDY, data="patients")
+    assert site.agent is not None
+    site.agent.stop()
+    site.agent = None
+    assert [line["estimate_s"] for line in site.lines("declare") if "estimate_s" in line] == said
+    assert len(said) == estimate.MOST_TOLD
+    assert {one // 60 for one in said} <= set(estimate.MINUTES)
+    bits = estimate.MOST_TOLD * math.ceil(math.log2(len(estimate.MINUTES)))
+    assert f"at most {bits} bits a round" in json.dumps(preview)
+
+
+def declared(site: SiteWorld, status: int) -> int:
+    return [one.status for one in site.coordinator.declared].count(status)
 
 
 @pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/measure.py")

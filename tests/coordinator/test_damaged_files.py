@@ -22,6 +22,9 @@ def flip(path: Path) -> bytes:
     return data
 
 
+UNREADABLE = Path("/proc/self/mem")  # a regular file whose first byte gives EIO, as a bad sector does
+
+
 def copies(place: Place, digest: str) -> tuple[Path, Path]:
     """A model and its second copy."""
     name = f"{digest}.safetensors"
@@ -34,7 +37,7 @@ def damage(place: Place, digest: str) -> None:
         path.write_bytes(b"rubbish")
 
 
-@pytest.mark.parametrize("lost", ["flipped", "gone"])
+@pytest.mark.parametrize("lost", ["flipped", "gone", "unreadable"])
 def test_a_damaged_model_is_made_good_from_its_second_copy_and_the_round_goes_on(
     place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
@@ -46,8 +49,10 @@ def test_a_damaged_model_is_made_good_from_its_second_copy_and_the_round_goes_on
     digest = place.until(lambda status: status["round"] == 2)["model_digest"]
     model, spare = copies(place, digest)
     flip(model)
-    if lost == "gone":
+    if lost != "flipped":
         model.unlink()
+    if lost == "unreadable":
+        model.symlink_to(UNREADABLE)
     for site in sites:  # which download it first
         site.answer(site.next_assignment())
     place.until(lambda status: status["closing"])

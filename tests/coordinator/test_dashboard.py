@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import reading
-from coordinator.answers import Changed, SiteList, SiteRow, StudyRow, StudyStatus
+from coordinator.answers import Changed, SiteList, SiteRow, StudyRow
 from coordinator.cli import dashboard as commands
 from coordinator.dashboard import pages
 from coordinator.dashboard.application import application
 from coordinator.dashboard.source import ANSWER_S, Source
+from coordinator.study_answers import StudyStatus
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.coordinator.conftest import WAIT_S, Place
 from tools.world import Service, wait_until

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.answers import StudyFits
 from coordinator.cli.printing import print_fits
+from coordinator.study_answers import StudyFits
 from tests.coordinator.conftest import Place, refused, study_document
 from wardround.errors import BadData
 from wardround.v1 import federation_pb2 as pb

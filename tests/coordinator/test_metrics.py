@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from coordinator.answers import StudyReport, StudyStatus
 from coordinator.cli.main import app
 from coordinator.cli.metrics import bars
 from coordinator.cli.printing import print_status
 from coordinator.metric_answers import StudyMetrics, number
 from coordinator.studies.metrics import metrics_of
 from coordinator.studies.page import page
+from coordinator.study_answers import StudyReport, StudyStatus
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.test_rounds import SPECS

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.answers import StudyReport
 from coordinator.cli import models as command
 from coordinator.models import Which
 from coordinator.models.export import export
+from coordinator.study_answers import StudyReport
 from fl_algorithms.resolving import resolve
 from tests.coordinator.conftest import Place, study_document
 from wardround.errors import NotPermitted, UsageProblem

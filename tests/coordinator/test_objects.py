@@ -129,7 +129,7 @@ def test_a_model_that_is_fetched_is_hashed_before_it_is_used(tmp_path: Path) -> 
 
 
 def test_an_accepted_update_is_there_before_its_receipt_and_without_the_store_there_is_none(
-    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"file://{tmp_path}/objects"
     place = Place(tmp_path, Storage(database=postgres.new_database(), blobs=url))
@@ -147,6 +147,9 @@ def test_an_accepted_update_is_there_before_its_receipt_and_without_the_store_th
             with pytest.raises(Exception, match="TOO_BUSY"):
                 site.answer(assignment)
         assert site.receipts == []
+        said = "the object store did not answer as it should (ConnectionError); see to the store and to"
+        assert f"trial: the update of site alpha for round 1 is not accepted now: {url}/uploads/" in caplog.text
+        assert said in caplog.text
         put: list[Path] = []
         real = objects.put
 
@@ -182,6 +185,36 @@ def test_what_did_not_arrive_whole_is_said_to_have_failed(tmp_path: Path, monkey
     monkeypatch.setattr(store._files, "put_file", lambda source, target: Path(target).write_bytes(b"a"))
     with pytest.raises(TryAgain, match="models/a has 1 bytes there, 3 were sent"):
         store.put(source, "models/a")
+
+
+@pytest.mark.parametrize("when", ["before it is sent", "after it was sent"])
+def test_a_bucket_that_is_gone_is_tried_again_as_a_store_that_does_not_answer(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The packages of stores say so with the error of a missing file: it is no fault of the program, which would pause
+    each study of which an update or a model came meanwhile."""
+    store, source = ObjectStore("memory://bucket/of-north"), tmp_path / "source"
+    source.write_bytes(b"abc")
+
+    def gone(*_: object) -> None:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    sent = store._files.put_file
+    monkeypatch.setattr(store._files, "put_file", gone if when.startswith("before") else sent)
+    monkeypatch.setattr(store._files, "info", gone)
+    with pytest.raises(TryAgain) as refusal:
+        store.put(source, "models/a")
+    assert refusal.value.message == "memory://bucket/of-north/models/a did not arrive: nothing is there by that name"
+    assert (refusal.value.hint, refusal.value.code) == (
+        "does the bucket, or the folder, still exist? what was to be copied stays here", "TOO_BUSY",
+    )  # fmt: skip
+
+
+def test_a_model_that_no_place_has_is_said_to_be_missing_in_the_store_too(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path, ObjectStore("memory://bucket/of-nobody"))
+    with pytest.raises(DamagedModel, match="and memory://bucket/of-nobody has none that is whole") as refusal:
+        blobs.whole_model("0" * 64)
+    assert refusal.value.hint.startswith("check the disk, and the address of the object store; restore ")
 
 
 def test_what_goes_wrong_in_the_store_is_said_in_words_and_what_cannot_be_removed_stays(

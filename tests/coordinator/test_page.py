@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.answers import StudyReport
 from coordinator.studies.page import StudyFacts, page
+from coordinator.study_answers import StudyReport
 
 EVIL = '<script>alert(1)</script>"\u202e\x1b]0;x\x07{{ 7777 * 7 }}'
 DIGEST = "ab" * 32

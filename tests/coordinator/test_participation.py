@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from coordinator.answers import StudyStatus
 from coordinator.cli import studies
 from coordinator.cli.printing import print_status
 from coordinator.storage import tables
@@ -18,6 +17,7 @@ from coordinator.studies.participation import (
     usual_seconds,
 )
 from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
+from coordinator.study_answers import StudyStatus
 from fl_algorithms.server.limits import Account
 from tests.coordinator.conftest import Place
 

@@ -23,6 +23,7 @@ from coordinator.storage.watched import StoreLost
 from tests.coordinator.conftest import SITES, Place, on_server
 from tests.coordinator.postgres import Postgres
 from tests.coordinator.test_rounds import expected_model, model_bytes
+from tools.world import wait_until
 from wardround.errors import (
     BadData,
     CannotWrite,
@@ -291,6 +292,75 @@ def test_a_server_that_stays_away_ends_the_process_which_may_be_replaced_by_then
     assert "cannot be reached now" in caplog.text
 
 
+def test_a_server_with_too_many_clients_is_said_and_no_transaction_waits_for_it_without_end(
+    server: Server, tmp_path: Path, postgres: Postgres, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The lease has a connection of its own: it was renewed, so who needed a further one waited, and nobody knew."""
+    name = sa.make_url(server.url).database
+    postgres.execute("CREATE ROLE few LOGIN CONNECTION LIMIT 2")
+    postgres.execute("GRANT ALL ON ALL TABLES IN SCHEMA public TO few", server.url)
+    few = server_at(server.url.replace("wardround@", "few@"), tmp_path, lease_s=0.3)
+    monkeypatch.setattr(lease.Lease, "keep", lambda *_: None)
+    monkeypatch.setattr(lease.Lease, "holds", True)  # as renewed in time, however busy this machine is
+    store = Store(few)
+    try:
+        store.lead()
+        with store.read(), pytest.raises(TryAgain, match='too many connections for role "few"') as refusal:
+            digests(store)
+        assert refusal.value.code == "TOO_BUSY"
+        assert f"{store.name} takes no connection now: connection failed: " in caplog.text
+        assert "waiting for it" in caplog.text
+        assert refusal.value.message in caplog.text
+        add(store, "a")
+        assert digests(store) == ["a"]
+    finally:
+        store.close()
+    postgres.execute("ALTER ROLE few CONNECTION LIMIT 0")
+    with pytest.raises(Unavailable, match=r'cannot be reached: .*too many connections for role "few"'):
+        Store(few).refuse_other_schema()
+    postgres.execute("ALTER ROLE few NOLOGIN CONNECTION LIMIT 2")
+    with pytest.raises(NotPermitted, match=r'lets this user not in: .*role "few" is not permitted to log in'):
+        Store(few).refuse_other_schema()
+    postgres.execute("ALTER ROLE few LOGIN")
+    postgres.execute(f"REVOKE CONNECT ON DATABASE {name} FROM PUBLIC")
+    with pytest.raises(NotPermitted, match=r"lets this user not in: .*permission denied for database"):
+        Store(few).refuse_other_schema()
+    postgres.execute(f"GRANT CONNECT ON DATABASE {name} TO PUBLIC")
+    postgres.execute("DROP OWNED BY few", server.url)
+    postgres.execute("DROP ROLE few")
+
+
+def test_a_server_that_only_reads_is_named_by_its_reason_and_waited_for_while_the_lease_may_last(
+    tmp_path: Path, postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As managed servers become when their disk is nearly full."""
+    server, over = server_at(postgres.database_with_tables(), tmp_path, lease_s=1), threading.Event()
+    failed: list[WardroundError] = []
+    store = Store(server)
+    store.lead(note(failed, over))
+    add(store, "before")
+    name = sa.make_url(server.url).database
+    postgres.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    break_connections(postgres, server)
+    try:
+        assert over.wait(WAIT_S)
+        with pytest.raises(LeadLost):
+            add(store, "meanwhile")
+        with pytest.raises(Unavailable, match=r"cannot be reached: .*session is read-only"):
+            Store(server).refuse_other_schema()
+    finally:
+        postgres.execute(f"SET default_transaction_read_only = off; ALTER DATABASE {name} RESET ALL")
+    store.close()
+    assert failed[0].exit_code == 75
+    assert "cannot be reached now (" in caplog.text
+    assert "session is read-only" in caplog.text
+    again = Store(server_at(server.url, tmp_path))
+    again.lead()
+    assert digests(again) == ["before"]
+    again.close()
+
+
 # Another database, or an older one.
 
 
@@ -396,6 +466,37 @@ def test_a_leader_hears_from_its_renewal_that_another_one_took_over(server: Serv
     assert failed[0].exit_code == 75  # which systemd starts again, as standby
     first.close()
     again.close()
+
+
+def test_a_lease_of_a_server_whose_clock_was_set_back_ends_all_the_same(
+    server: Server, tmp_path: Path, postgres: Postgres, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Its leader is gone. By the new clock the lease would end a day later, and nobody would serve until then."""
+    monkeypatch.setattr(lease.Lease, "keep", lambda *_: None)
+    first = Store(server_at(server.url, tmp_path, "one"))
+    first.lead()
+    add(first, "by one")
+    postgres.execute("UPDATE leadership SET expires_s = expires_s + 86400", server.url)
+    second = Store(server_at(server.url, tmp_path, "two", lease_s=0.05))
+    with pytest.raises(LedByAnother):
+        second.lead()
+    assert f"{second.name}: its clock was set back; the lease of one is cut" in caplog.text
+    wait_until(lambda: leads(second), "the second one leads", WAIT_S)
+    assert digests(second) == ["by one"]
+    with pytest.raises(LeadLost, match="the coordinator of two took over"):
+        add(first, "late")
+    first.close()
+    second.close()
+
+
+def leads(store: Store) -> bool:
+    """Whether it does now."""
+    try:
+        store.lead()
+    except LedByAnother:
+        return False
+    return True
 
 
 # The address and the password.

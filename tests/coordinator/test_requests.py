@@ -8,20 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator import answers, member_answers, requests, summary_answers
-from coordinator.answers import (
-    AcceptedUpdate,
-    Answer,
-    AttemptReport,
-    BestRound,
-    SiteList,
-    SiteReport,
-    SiteStatus,
-    StudyReport,
-    StudyStatus,
-)
+from coordinator.answers import Answer, SiteList
 from coordinator.journal_records import JournalCopied, JournalText
 from coordinator.metric_answers import ModelMeans, ReportedNumbers, StudyMetrics
 from coordinator.requests import Request, request_from
+from coordinator.study_answers import (
+    AcceptedUpdate,
+    AttemptReport,
+    BestRound,
+    SiteReport,
+    SiteStatus,
+    StudyFits,
+    StudyReport,
+    StudyStatus,
+)
 from wardround.errors import Unavailable, UsageProblem
 from wardround.records.schema import Strict
 from wardround.records.summaries.figures import ColumnFigures, SiteFigures
@@ -92,7 +92,7 @@ REQUESTS = (
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, member_answers.ReceiptsCopied, member_answers.RolledOver,
     answers.StudyCreated, answers.StudyEdited, JournalCopied, JournalText, StudyMetrics, answers.Changed,
-    StudyStatus, StudyReport, answers.StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
+    StudyStatus, StudyReport, StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
     member_answers.AuthorityStatus, member_answers.IntermediateRequested, member_answers.Noted,
     summary_answers.SummaryCreated, summary_answers.SummaryList, summary_answers.SummaryShown,
 )  # fmt: skip

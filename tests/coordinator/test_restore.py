@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import grpc
@@ -19,10 +20,10 @@ from coordinator.storage.schema import newest_schema
 from tests.coordinator.conftest import SITES, Place, on_both
 from tests.coordinator.fake_site import FakeSite
 from tests.coordinator.postgres import Postgres
-from tests.coordinator.test_damaged_files import damage, flip
+from tests.coordinator.test_damaged_files import UNREADABLE, damage, flip
 from tests.coordinator.test_rounds import expected_model, model_bytes
 from wardround import __version__
-from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
 from wardround.local.durable import make_folder
 from wardround.local.half_written import beside
 from wardround.records.messages import envelope_message
@@ -115,6 +116,61 @@ def test_a_damaged_backup_is_named_and_nothing_is_made(place: Place, tmp_path: P
     beside(new.root / backups.UNFINISHED).write_bytes(b"`coordinator rest")  # one that was killed at its first step
     backups.put_back(out, new)
     assert new.config() == place.state.config()
+
+
+def test_a_disk_that_cannot_be_read_is_named_and_not_the_one_that_is_written(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called the backup's own disk, which "failed to keep what was written", or a fault of the program."""
+    key, out, new = place.state.receipt_key_file, tmp_path / "backup", State(tmp_path / "new")
+    kept = key.read_bytes()
+    key.unlink()
+    key.symlink_to(UNREADABLE)
+    with pytest.raises(BadData, match=f"{key} cannot be read: Input/output error") as refusal:
+        backup_of(place, out)
+    assert refusal.value.hint == "check the disk that it is on"
+    assert not out.exists()
+    assert not list(tmp_path.glob(".backup*"))
+    assert not list(place.state.root.glob(f"{place.state.snapshots}*"))
+    key.unlink()
+    key.write_bytes(kept)
+    backup_of(place, out)
+    copy = out / "keys" / key.name
+    copy.unlink()
+    copy.symlink_to(UNREADABLE)
+    with monkeypatch.context() as here:
+        here.setattr(backups.Path, "resolve", lambda path: path)
+        with pytest.raises(BadData, match=f"{copy} cannot be read: Input/output error"):
+            backups.put_back(out, new)
+    assert not new.root.exists()
+    copy.unlink()
+    copy.write_bytes(kept)
+    backups.put_back(out, new)
+    assert new.config() == place.state.config()
+
+
+def test_a_full_disk_leaves_neither_a_backup_nor_a_part_of_one(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.begin()
+    out = tmp_path / "backup"
+    real, left = backups.write_file, [0]
+
+    def fill_up(*given: Any, **more: Any) -> None:
+        if not left[0]:
+            raise CannotWrite(f"{given[0]}: No space left on device")
+        left[0] -= 1
+        real(*given, **more)
+
+    monkeypatch.setattr(backups, "write_file", fill_up)
+    for room in (0, 4):
+        left[0] = room
+        with pytest.raises(CannotWrite, match="No space left on device"):
+            backup_of(place, out)
+        assert left == [0]
+        assert not out.exists()
+        assert not list(tmp_path.glob(".backup*"))
+        assert not list(place.state.root.glob(f"{place.state.snapshots}*"))
 
 
 def test_a_restore_that_was_cut_off_is_done_again_by_the_same_command(

@@ -1,20 +1,24 @@
 """Studies from their start to their end, over real gRPC with mutual TLS on loopback."""
 
 import threading
+from collections import Counter
 
 import grpc
 import numpy as np
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from safetensors.numpy import load_file
 
 from coordinator import study_commands
-from coordinator.answers import StudyReport
 from coordinator.models import export
 from coordinator.studies import page as studies_page
-from tests.coordinator.conftest import SITES, Place, on_both, study_document
+from coordinator.study_answers import StudyReport
+from tests.coordinator.conftest import SITES, WAIT_S, Place, on_both, study_document
 from tests.coordinator.fake_site import FakeSite, Update, delta
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable
+from wardround.local import traces
 from wardround.local.control import call
 from wardround.tensors.manifests import TensorSpec
 from wardround.v1 import federation_pb2 as pb
@@ -416,3 +420,26 @@ def test_following_a_study_costs_less_than_the_study(place: Place, monkeypatch: 
     follower.join(20)
     assert told[-1] == "finished"
     assert len(told) < 20
+
+
+def test_a_rounds_spans_name_study_round_and_site_and_nothing_else(place: Place) -> None:
+    spans = InMemorySpanExporter()
+    with traces.record(SimpleSpanProcessor(spans), "coordinator"):
+        run_to_the_end(place, [place.join(site) for site in SITES])
+        ended = lambda: Counter(span.name for span in spans.get_finished_spans())  # noqa: E731
+        wait_until(lambda: ended()["round"] == 3 and ended()["upload"] == 9, "the spans of three rounds", WAIT_S)
+    keys = {"wardround.study", "wardround.round", "wardround.site", "wardround.outcome"}
+    found = [span.attributes or {} for span in spans.get_finished_spans()]
+    assert {key for row in found for key in row} == keys
+    assert {row.get("wardround.outcome") for row in found} <= {None, "accepted", "closed"}
+    first = [span for span in spans.get_finished_spans() if (span.attributes or {})["wardround.round"] == 1]
+    steps = Counter(span.name for span in first)
+    assert steps == {"round": 1, "offered": 3, "download": 3, "upload": 3, "admission": 3, "aggregation": 1}
+    (whole,) = (span.context for span in first if span.name == "round")
+    asked = {(span.attributes or {})["wardround.site"]: span.context for span in first if span.name == "offered"}
+    for span in first:
+        site = (span.attributes or {}).get("wardround.site")
+        if span.name in ("offered", "aggregation"):
+            assert span.parent == whole
+        elif site is not None:
+            assert span.parent == asked[site]

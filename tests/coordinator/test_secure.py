@@ -6,13 +6,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from coordinator.answers import StudyReport, StudyStatus
 from coordinator.cli.metrics import HEADS, csv_rows, print_metrics
 from coordinator.cli.printing import print_status
 from coordinator.storage import tables
 from coordinator.studies.curves import curves
 from coordinator.studies.metrics import metrics_of
 from coordinator.studies.page import page
+from coordinator.study_answers import StudyReport, StudyStatus
 from tests.coordinator.conftest import SITES, Place, refused
 from tests.coordinator.fake_site import WAIT_S, delta
 from tests.coordinator.secure_site import Member, begun, train, whole_round

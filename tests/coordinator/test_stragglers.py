@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.answers import StudyStatus
 from coordinator.cli.printing import print_status
+from coordinator.study_answers import StudyStatus
 from tests.coordinator.conftest import Place
 from tests.coordinator.fake_site import delta
 from tests.coordinator.test_rounds import SPECS

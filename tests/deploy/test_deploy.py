@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.server import SPARE_WORKERS, WORKERS
 from tools import check_deploy
 from tools.check_deploy import DEPLOY, EXPOSURE
 
@@ -119,6 +120,12 @@ def test_a_unit_runs_as_a_user_that_is_made_and_writes_where_a_folder_is_made(na
     assert f"WARDROUND_STATE={STATE[role]}" in (DEPLOY / "systemd" / f"{role}.env").read_text().splitlines()
     assert service["EnvironmentFile"] == f"/etc/wardround/{role}.env"
     assert service["ExecStart"].endswith("--state ${WARDROUND_STATE}")
+
+
+def test_the_coordinators_unit_allows_a_thread_for_each_call_that_there_may_be() -> None:
+    most = int(unit("wardround-coordinator.service")["TasksMax"])
+    assert most >= WORKERS + SPARE_WORKERS + 256  # gRPC's own, the database's, commands and metrics
+    assert re.findall(r"pids_limit: (\d+)", (DEPLOY / "compose.yaml").read_text()) == [str(most)]
 
 
 def test_both_users_of_a_site_meet_in_one_group_and_in_staging_only() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from fl_algorithms.lab import ranking, report, results, tables
+from fl_algorithms.lab import plots, ranking, report, results, tables
 from fl_algorithms.lab.cli import app
 from fl_algorithms.lab.markdown import markdown
 from tests.fl_algorithms.test_lab_compare import CENTRAL, FEDAVG, FENDA, HEAD, TUNED, compared, hospitals, suite_file
@@ -309,6 +309,12 @@ def test_the_page_asks_for_nothing_else_and_shows_every_plot(made: Path) -> None
         assert (made / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     for picture in pictures:  # what a picture links to is inside it
         assert all(link.startswith((b"#", b"data:")) for link in re.findall(rb'xlink:href="([^"]+)"', picture))
+
+
+def test_a_row_without_a_mean_takes_no_line_of_a_picture() -> None:
+    series = {"local": {"Silo": tables.Stat(3, 0.6, 0.05, 0.02)}, "global": {"Silo": tables.Stat(3, 0.5, None, None)}}
+    with plots.style():
+        assert plots.dots(["FedMD", "Silo", "KT-pFL"], series, "auc") == plots.dots(["Silo"], series, "auc")
 
 
 def test_another_metric_is_shown_on_request_and_an_unknown_one_refused(compared_once: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from unittest.mock import Mock
 
 import grpc
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from site_agent.gateway import downloads
 from site_agent.gateway.connection.client import Connection
@@ -24,6 +26,7 @@ from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.site_world import DPO, PERSON, STUDY, SiteWorld, document
 from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
+from wardround.local import traces
 from wardround.records.ledger.entries import PolicyEntry
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import TensorSpec
@@ -877,3 +880,17 @@ def test_a_warning_without_a_time_ends_nothing(world: SiteWorld, caplog: pytest.
     assert (
         caplog.text.count('a warning was left out: "the coordinator\'s warning of a certificate fork has no time"') == 3
     )
+
+
+def test_a_rounds_spans_name_its_steps_and_nothing_else(world: SiteWorld) -> None:
+    spans = InMemorySpanExporter()
+    with traces.record(SimpleSpanProcessor(spans), "site"):
+        world.ready()
+        world.coordinator.assign(STUDY, 1)
+        wait_until(lambda: any(span.name == "round" for span in spans.get_finished_spans()), "its span", 30)
+    found = spans.get_finished_spans()
+    assert [span.name for span in found] == [
+        "download", "train", "take", "check", "receipt", "upload", "commit", "round",
+    ]  # fmt: skip
+    assert all(span.parent == found[-1].context for span in found[:-1])
+    assert all(span.attributes == {"wardround.study": STUDY, "wardround.round": 1} for span in found)

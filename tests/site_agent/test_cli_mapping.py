@@ -14,13 +14,15 @@ from typer.testing import CliRunner, Result
 from fl_algorithms.resolving import resolve
 from site_agent import handoff
 from site_agent.cli import data, findings
+from site_agent.gateway.requests import OfferedSummaries, OfferedSummary
 from site_agent.state.directory import Offer, Site, SiteState
 from site_agent.trainer.data import sources
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital
 from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
 from wardround.records.plugins import Plugin
 from wardround.records.study import StudyFile
-from wardround.records.trainer import Finding
+from wardround.records.summaries.request import SummaryRequest
+from wardround.records.trainer import Finding, Summarize
 from wardround.tensors.manifests import Manifest
 
 SECRET = "Ottersen"  # stands for what a patient's row holds
@@ -142,10 +144,46 @@ def test_a_mapping_that_is_there_is_named_and_not_drafted_again(hospital: Hospit
     assert named.patient == "mrn"
 
 
+def test_a_mapping_is_drafted_for_a_summary_request_before_there_is_a_study(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The label is what `data add` called so; a code that is none of the request's words is counted as other anyway."""
+    ward = {"name": "ward", "kind": "categorical", "categories": ["I", "surgical"]}
+    columns = [{"name": "fever", "low": 25, "high": 45}, ward, {"name": "ill", "kind": "boolean"}]
+    request = SummaryRequest.from_document(
+        {"name": "icu-columns", "sites": ["st-olav"], "label": "ill", "columns": columns}
+    )
+    offered = OfferedSummaries((OfferedSummary("icu-columns", "", 3, "", request.document()),))
+    monkeypatch.setattr("site_agent.cli.summary.ask_or_do", lambda *_: offered)
+    path = mapping(hospital)
+    with pytest.raises(UsageProblem, match="no summary request `other` here") as refused:
+        give(hospital, "data", "map", "patients", path, "--request", "other")
+    assert refused.value.hint == "it has: icu-columns"
+    with pytest.raises(UsageProblem, match="found `--study` and `--request`"):
+        give(hospital, "data", "map", "patients", path, "--request", "icu-columns", "--study", NAME)
+    assert not path.exists()
+
+    drafted = give(hospital, "data", "map", "patients", path, "--request", "icu-columns")
+    assert f"Drafted {path}: 3 columns, 0 as they are, 2 for you to fill in" in drafted.stderr
+    assert f"next: edit {path}, then `site-agent data summary patients --request icu-columns`" in drafted.stderr
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    rules = tomllib.loads(path.read_text())["columns"]
+    assert rules["fever"] == {"column": ""}
+    assert rules["ward"] == {"values": {"i": "I"}}
+    assert rules["ill"] == {"column": "krank", "values": {"j": ""}}  # n is no to everybody
+    assert "becomes summary request `icu-columns`'s" in path.read_text()
+
+    text = path.read_text().replace('column = ""', 'column = "temp_f"\nunit = "fahrenheit -> celsius"')
+    path.write_text(text.replace('j = ""', 'j = "yes"').replace('n = ""', 'n = "no"'))
+    asked = Summarize(request=request.document(), data="patients", min_count=5, digits=3)
+    fever, wards, ill = hospital.requests.answer(asked, lambda _: None).columns
+    assert (fever.values, wards.categories, wards.other, ill.categories) == (40, (20, 0), 20, (20, 20))
+
+
 def test_a_mapping_that_is_not_there_needs_a_study_to_be_drafted_for(hospital: Hospital) -> None:
     with pytest.raises(UsageProblem, match=r"there is no .*mapping\.toml") as refused:
         give(hospital, "data", "map", "patients", mapping(hospital))
-    assert refused.value.hint == "add `--study ID` to draft it for a study"
+    assert refused.value.hint == "add `--study ID` to draft it for a study, or `--request ID` for a summary request"
 
 
 def test_a_mapping_that_is_no_mapping_is_not_named(hospital: Hospital) -> None:

@@ -1,7 +1,9 @@
 """The evidence pack: what was promised against what was measured, and that nothing in it can be changed unseen."""
 
 import datetime
+import errno
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from site_agent.audit.bundle import verify_bundle
+from site_agent.audit.bundle import gather, verify_bundle
 from site_agent.audit.form import lines
 from site_agent.audit.pack import assemble, crate, sbom
 from site_agent.audit.pack.page import Isolation
@@ -24,7 +26,8 @@ from site_agent.gateway.policy import policy as policies
 from site_agent.state.directory import SiteState
 from tests.attacks import ledgers
 from tests.site_agent.site_world import STUDY, SiteWorld
-from wardround.errors import BadData, NeedsPerson, UsageProblem
+from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
+from wardround.local.half_written import beside
 from wardround.records.ledger.entries import ConsentEntry, PolicyEntry, UploadEntry
 from wardround.records.ledger.lines import Line
 from wardround.signing import canonical
@@ -125,6 +128,75 @@ def test_every_file_of_a_pack_is_checked_by_name(state: Path, bill: None) -> Non
     place.write_bytes(ledgers.pack({**files, "evidence/more.html": b"all is well"}))
     reason = "evidence/more.html is in the bundle, and its MANIFEST.json names no such file"
     assert verify_bundle(place)[0].reason == reason
+
+
+def test_what_is_only_being_written_is_in_no_pack(state: Path, bill: None) -> None:
+    """An approval, or what a killed process left of one: gone before it is read, or half of it."""
+    half = beside(state / "consents" / STUDY / "3.json")
+    half.write_bytes(b'{"study": "hea')
+    gone = beside(state / "policies" / "of-a-moment-ago.toml")
+    gone.mkdir()
+    give(state)
+    assert [name for name in ledgers.files_of(state.parent / "pack.tar") if name.endswith(".tmp")] == []
+    assert verify_bundle(state.parent / "pack.tar")[0].not_shown == verified_before(state)
+
+
+def verified_before(state: Path) -> list[str]:
+    """What a pack without it does not show."""
+    for half in state.rglob("*.tmp"):
+        half.unlink() if half.is_file() else half.rmdir()
+    give(state, "--force")
+    return verify_bundle(state.parent / "pack.tar")[0].not_shown
+
+
+def test_an_approval_that_comes_while_a_pack_is_made_is_not_in_it_without_its_line(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line stands in the ledger first; a bundle of an older ledger and a newer approval looks like a forgery."""
+    real, later = Path.read_bytes, [state / "consents" / "of-a-later-moment.json"]
+
+    def approved_meanwhile(path: Path) -> bytes:
+        data = real(path)
+        if path.name.startswith("0") and later:
+            later.pop().write_bytes(b"{}")
+        return data
+
+    monkeypatch.setattr(Path, "read_bytes", approved_meanwhile)
+    files = gather(state, None)
+    assert not later
+    assert "consents/of-a-later-moment.json" not in files
+
+
+def test_a_promise_is_not_judged_by_a_policy_whose_text_was_changed(state: Path, bill: None) -> None:
+    """The ledger has the digest of the one that was in force."""
+    (text,) = (state / "policies").glob("*.toml")
+    text.write_text(text.read_text().replace("spiffe://test/coordinator", "spiffe://elsewhere/coordinator"))
+    give(state)
+    told = json.loads(ledgers.files_of(state.parent / "pack.tar")["evidence/promised-and-measured.json"])["promises"]
+    by_name = {one["name"]: (one["state"], one["measured"]) for one in told}
+    said = "to no other; of 2 updates the policy's text is not kept"
+    assert by_name["To this coordinator alone"] == ("not shown", said)
+
+
+def test_a_disk_that_is_full_leaves_the_pack_of_before(
+    state: Path, bill: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(state)
+    place = state.parent / "pack.tar"
+    before, beside_it = place.read_bytes(), sorted(path.name for path in place.parent.iterdir())
+    real = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        if "pack.tar" in name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(CannotWrite, match=f"{place}: No space left on device"):
+        give(state, "--force")
+    assert place.read_bytes() == before
+    assert sorted(path.name for path in place.parent.iterdir()) == beside_it
 
 
 def test_of_a_changed_ledger_no_pack_is_made(state: Path) -> None:

@@ -1,5 +1,6 @@
 """The hospital's page against an agent in this process: what it shows, and decisions in the name of who logged in."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -213,7 +214,9 @@ def test_where_the_policy_wants_two_people_an_update_waits_for_the_second(world:
         assert "The policy wants 2 different people to release it." in shown
         assert "Release: it waits for another person" in shown
         assert browser.press(shown, f"{path}/release") == (303, "/")
-        assert "1 of the 2 people that the policy wants; it leaves when all have." in browser.get("/")
+        home = browser.get("/")
+        assert "1 of the 2 people that the policy wants; it leaves when all have." in home
+        assert re.search(r"released so far by</th>.*<td[^>]*>dana \(page\), as ", home, re.DOTALL)
         again = browser.get(path)
         assert "Released so far by dana (page), as" in again
         status, said = browser.press(again, f"{path}/release")

@@ -1,7 +1,8 @@
 """When a site renews its certificate."""
 
 import datetime
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -13,8 +14,11 @@ from site_agent.gateway.connection.session import Session
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.setup import open_session
 from site_agent.state.directory import Site
-from wardround.errors import RefusedForGood, TryAgain
+from tests.site_agent.site_world import SiteWorld
+from wardround.errors import CannotWrite, RefusedForGood, TryAgain
+from wardround.local import durable
 from wardround.refusals import refused
 from wardround.signing import certificates
 
@@ -84,3 +88,82 @@ def test_what_no_renewal_helps_ends_the_agent(code: str) -> None:
     session = Session(lambda meter: Mock(bytes_up=0), lambda: True)
     with pytest.raises(RefusedForGood), session.use():
         raise refused(code, "watching")
+
+
+class Renewed(Exception):
+    """The agent would connect with the new certificate."""
+
+
+class Waits(Interrupt):
+    """It waits for nothing, and knows how long it would have waited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[float] = []
+
+    def wait(self, seconds: float) -> None:
+        self.asked.append(seconds)
+
+
+def end_of_renewal() -> None:
+    raise Renewed
+
+
+FILES = ("next-key.pem", "next-renewal.pem", "next-certificate.pem", "key.pem", "certificate.pem")
+
+
+@pytest.mark.parametrize("full", FILES)
+def test_a_disk_that_is_full_while_a_certificate_is_renewed_costs_a_minute_and_not_the_agent(
+    world: SiteWorld, full: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever file does not go there: the pair that is in use stays whole, and the next try renews it."""
+    world.join()
+    own = Identity(world.state.identity)
+    before, failing = own.certificate_file.read_bytes(), [full]
+
+    def refuse_once(name: str) -> Any:
+        real = getattr(durable, name)
+
+        def act(*given: Any, **more: Any) -> None:
+            target: Path = given[0] if name == "write_file" else given[1]
+            if failing == [target.name]:
+                failing.clear()
+                raise CannotWrite(f"{target}: No space left on device")
+            real(*given, **more)
+
+        return act
+
+    for name in ("write_file", "move"):
+        monkeypatch.setattr(durable, name, refuse_once(name))
+    monkeypatch.setattr(renewal, "due", lambda *_: BEGIN - datetime.timedelta(days=36500))
+    session, ledger, waits = (
+        open_session(world.state.site(), own),
+        Ledger(world.state.ledger, own.ledger_key()),
+        Waits(),
+    )
+    try:
+        with pytest.raises(Renewed):
+            renewal.keep_renewed(own, world.state.site(), session, ledger, waits, end_of_renewal)
+    finally:
+        session.close()
+        ledger.close()
+    assert not failing
+    assert waits.asked[0] == 0
+    assert len(waits.asked) == 2
+    assert waits.asked[1] >= renewal.LEAST_S
+    assert f"{full}: No space left on device; the certificate is good to 20" in caplog.text
+    again = Identity(world.state.identity)
+    assert again.certificate_file.read_bytes() != before
+    assert again.certificate().public_key() == again.key().public_key()
+    assert sorted(path.name for path in again.folder.glob("next-*")) == []
+    known = world.lines("identity")[-1]["certificate_sha256"]
+    assert known == certificates.fingerprint(again.certificate())
+
+
+def test_a_disk_that_fails_while_a_certificate_is_renewed_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is durable is known at the next start alone."""
+    monkeypatch.setattr(renewal, "due", lambda *_: BEGIN - datetime.timedelta(days=36500))
+    monkeypatch.setattr(renewal, "renew", Mock(side_effect=durable.StorageFailed("the disk failed")))
+    nobody = cast(Session, None), cast(Ledger, None), Waits(), end_of_renewal
+    with pytest.raises(durable.StorageFailed):
+        renewal.keep_renewed(Mock(), cast(Site, None), *nobody)

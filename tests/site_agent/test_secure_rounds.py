@@ -1,9 +1,12 @@
 """Secure aggregation at the gateway: real ledgers, policies and files of three hospitals, a coordinator in memory."""
 
+import errno
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +24,10 @@ from site_agent.gateway.policy.decisions import StudyRequest, decide, first_deni
 from site_agent.state import formats
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, SecureSites, write_model
 from tools import verify_ledger
-from wardround.errors import BadData, NotPermitted, UsageProblem
+from wardround.errors import BadData, CannotWrite, NotPermitted, UsageProblem
 from wardround.records.assignment import ModelRef
+from wardround.records.secure_messages import SecureShown
+from wardround.records.secure_messages import Shown as ShownKind
 from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
@@ -271,3 +276,82 @@ def test_what_a_person_asks_about_a_sum_is_answered_in_numbers(world: SecureSite
     hospital.rounds.attempts.keep_models(STUDY, ())
     with pytest.raises(BadData, match="the models of round 1 of `hearts` are not kept here any more"):
         hospital.sums.by_hand(world.consent_of(hospital), 1, None, Interrupt())
+
+
+def torn(path: Path, older: bytes) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def emptied(path: Path, older: bytes) -> None:
+    path.write_bytes(b"")
+
+
+def of_another_round(path: Path, older: bytes) -> None:
+    path.write_bytes(older)
+
+
+def nested(path: Path, older: bytes) -> None:
+    path.write_bytes(b"[" * 100_000)
+
+
+def removed(path: Path, older: bytes) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [torn, emptied, of_another_round, nested, removed])
+def test_a_damaged_file_of_an_attempt_costs_that_attempt_alone(
+    damage: Callable[[Path, bytes], None], world: SecureSites, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody has to remove it first, and the agent does not end by it: what it signed before stands in the ledger."""
+    world.run(1)
+    for site in world.sites:
+        world.check(site, 2)
+    hospital = world.hospitals["bergen"]
+    (path,) = hospital.state.secure.glob("*.json")
+    older = path.read_bytes()
+    world.open(2)
+    hospital.begin(2)  # told again: it is due when the file is damaged
+    damage(path, older)
+    hospital.answer()
+    hospital.answer(SecureShown(world.ref, ShownKind.SHARES, shares=world.attempt.shares_for("bergen")))
+    found = damage in (torn, emptied, nested)
+    assert bool(hospital.declined) == found
+    with pytest.raises(BadData if found else NotPermitted, match="is damaged" if found else "has no secrets"):
+        hospital.upload(2)
+    world.open(2, attempt=2)
+    assert (f"{path} is damaged" in caplog.text) == found
+    world.upload(2, world.sites, attempt=2)
+    world.agree(world.sites)
+    world.unmask(world.sites)
+    assert [(line["round"], line["attempt"]) for line in hospital.lines("opened")] == [(1, 1), (2, 2)]
+    assert verify_ledger.judge(hospital.state.ledger)[0] == audit.verify(hospital.state.ledger)[1] != audit.TAMPERED
+
+
+@pytest.mark.parametrize("file", ["evidence.json", "base.safetensors", "charite.vector"])
+def test_a_disk_that_is_full_while_a_sum_is_kept_leaves_no_half_file(
+    file: str, world: SecureSites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run(1)
+    world.check("bergen", 2)
+    hospital = world.hospitals["bergen"]
+
+    def full(real: Callable[..., int]) -> Callable[..., int]:
+        def write(descriptor: int, *given: Any) -> int:
+            if file in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(descriptor, *given)
+
+        return write
+
+    with monkeypatch.context() as disk:
+        for name in ("write", "pwrite", "sendfile"):
+            disk.setattr(os, name, full(getattr(os, name)))
+        with pytest.raises(CannotWrite, match="No space left on device"):
+            hospital.sums.by_hand(world.consent_of(hospital), 1, None, Interrupt(), keep=True)
+    (folder,) = hospital.state.sums.iterdir()
+    vectors = [f"{site}.vector" for site in world.sites]
+    names = ["evidence.json", "base.safetensors", "model.safetensors", *vectors]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names[: max(1, names.index(file))])
+    found = hospital.sums.by_hand(world.consent_of(hospital), 1, None, Interrupt(), keep=True)
+    assert found.result == "same"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)

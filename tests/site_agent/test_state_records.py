@@ -107,7 +107,9 @@ ANSWERS = st.one_of(
     st.builds(requests.Fit, st.booleans(), COUNT),
     st.builds(
         requests.OfferedSummaries,
-        st.lists(st.builds(requests.OfferedSummary, TEXT, TEXT, COUNT, TEXT), max_size=2).map(tuple),
+        st.lists(
+            st.builds(requests.OfferedSummary, TEXT, TEXT, COUNT, TEXT, st.just({"sites": ["a"]})), max_size=2
+        ).map(tuple),
     ),
     st.builds(
         requests.ShownSummary, TEXT, TEXT, TEXT, HEX, COUNT, COUNT, st.lists(TELLING, max_size=2).map(tuple), TEXT,

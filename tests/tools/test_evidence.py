@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from coordinator.answers import AttemptReport
+from coordinator.study_answers import AttemptReport
 from tools import demo, evidence_crowd, evidence_line, evidence_secure, evidence_soak, evidence_stops, evidence_syscalls
 from tools.bad_line import BadLine
 from tools.evidence_syscalls import Call

@@ -103,6 +103,7 @@ from wardround.records.trainer import (
     Described,
     Discard,
     DraftMapping,
+    DraftSummaryMapping,
     Examine,
     Export,
     FilesStatus,
@@ -641,6 +642,7 @@ ASKED: dict[bytes, AnyRequest] = {
     b"n": Commit(study=STUDY, revision=1, round=1), b"x": Examine(study={}, site="alpha", data="patients"),
     b"y": Summarize(request={}, data="patients", min_count=10, digits=3),
     b"m": DraftMapping(study={}, site="alpha", data="patients", out="/x.toml"),
+    b"q": DraftSummaryMapping(request={}, data="patients", out="/x.toml"),
 }  # fmt: skip
 CHECKED = Checked(
     digest="ab" * 32, rows=20, train_rows=15, validation_rows=5, test_rows=None, gives="columns", classes={},

@@ -11,11 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from fl_algorithms.settings.tabular import Feature, TableSettings
+from fl_algorithms.settings.tabular import Feature
 from fl_algorithms.settings.targets import level
-from fl_algorithms.tasks.base import Draft
+from fl_algorithms.tasks.source import Draft
 from fl_algorithms.tasks.tables.mapping import UNITS
 from fl_algorithms.tasks.tables.reading import NO, YES, date_of, number_of, range_text
 from fl_algorithms.tasks.tables.table import NUMBER, Table, header_of, read_table
@@ -43,15 +44,22 @@ class _Column:
 
 def draft(
     path: Path,
-    settings: TableSettings,
+    features: Sequence[Feature],
+    blanks: frozenset[str],
     labels: Mapping[str, tuple[str, Sequence[str]]],
     patient: tuple[str, str] | None,
+    *,
+    here: Mapping[str, str] = MappingProxyType({}),
+    open_ended: bool = False,
 ) -> Draft:
     """A mapping of the table at ``path``.
 
     Args:
+        blanks: what is written for a missing value, case-folded.
         labels: the study's column of a target -> this site's ("" is the same), and the study's classes.
         patient: the same of the patient's column.
+        here: what this site calls a feature, where that is known.
+        open_ended: whether a text that is none of a feature's categories has a place all the same.
 
     Raises:
         BadData: the file cannot be read as a table, or its first line does not name the columns.
@@ -61,10 +69,10 @@ def draft(
         raise BadData(f"{path}: the first line holds numbers; it must name the columns")
     unique = [name for name in header if name and header.count(name) == 1]
     table = read_table(path, unique)
-    blanks = settings.missing.blanks
     columns = []
-    for feature in settings.features:
-        columns.append(_of_feature(table, feature, _match(feature.name, unique), blanks))
+    for feature in features:
+        own = here.get(feature.name) or _match(feature.name, unique)
+        columns.append(_of_feature(table, feature, own, blanks, open_ended=open_ended))
         if feature.until_column:
             columns.append(_of_date(table, feature.until_column, _match(feature.until_column, unique), blanks))
     for name, (own, classes) in labels.items():
@@ -114,11 +122,12 @@ def _named(name: str, own: str, wants: str, **more: Any) -> _Column:
     return _Column(name, wants, rule, is_open=not own)
 
 
-def _of_feature(table: Table, feature: Feature, own: str, blanks: frozenset[str]) -> _Column:
+def _of_feature(table: Table, feature: Feature, own: str, blanks: frozenset[str], *, open_ended: bool) -> _Column:
     match feature.kind:
         case "categorical":
-            wants = "one of: " if feature.other is None else f"one of (anything else is `{feature.other}`): "
-            open_ends = feature.other is not None
+            other = feature.other or ("other" if open_ended else None)
+            wants = "one of: " if other is None else f"one of (anything else is `{other}`): "
+            open_ends = other is not None
             return _of_codes(table, feature.name, own, feature.categories, wants, blanks, open_ends=open_ends)
         case "boolean":
             return _of_codes(table, feature.name, own, ("yes", "no"), "yes or no: ", blanks, known=YES | NO)

@@ -69,6 +69,11 @@ def features_of(request: SummaryRequest) -> tuple[Feature, ...]:
     return tuple(_feature(column) for column in request.columns)
 
 
+def blanks_of(request: SummaryRequest) -> frozenset[str]:
+    """What is written for a missing value, in the form in which a cell is compared with it."""
+    return frozenset(token.strip().casefold() for token in request.missing)
+
+
 def figures_of(
     table: Table, request: SummaryRequest, disclosure: Disclosure, patients: Sequence[str] = ()
 ) -> TableFigures:
@@ -81,7 +86,7 @@ def figures_of(
     Raises:
         BadData: as ``features_of``.
     """
-    blanks = frozenset(token.strip().casefold() for token in request.missing)
+    blanks = blanks_of(request)
     of_row = np.unique(np.array(patients), return_inverse=True)[1] if patients else np.arange(len(table))
     columns, notes = [], []
     for column, feature in zip(request.columns, features_of(request), strict=True):

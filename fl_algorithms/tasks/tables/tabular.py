@@ -65,7 +65,7 @@ class TableTask(Judged):
         names = names_at_site(self.settings, source.label)
         labels = {target: (own, words_of(self.settings, target)) for target, own in names.items()}
         who = (patient, source.patient) if patient else None
-        return draft(source.path("table"), self.settings, labels, who)
+        return draft(source.path("table"), self.settings.features, self.settings.missing.blanks, labels, who)
 
     def read_new(self, rows: Path, fitted: Mapping[str, Any]) -> tuple[Tensor, list[int]]:
         """Rows whose class is not known, encoded as the site's own: float32 (n, inputs), and each one's line.

@@ -57,8 +57,8 @@ class TensorFile:
     ``specs`` are in the order of the data, which is the order of the payload.
 
     Raises:
-        BadData: not a regular file, not safetensors, a header over 1 MiB, holes or overlaps, names of another form.
-            Values are not looked at.
+        BadData: not a regular file, not safetensors, a header over 1 MiB, holes or overlaps, names of another form; or
+            the disk does not give it, also when it is read later. Values are not looked at.
     """
 
     def __init__(self, path: Path) -> None:
@@ -86,12 +86,12 @@ class TensorFile:
         if not stat.S_ISREG(state.st_mode):
             raise BadData(f"{self.path}: not a regular file")
         size = state.st_size
-        start = os.pread(self._descriptor, 8, 0)
+        start = self._pread(8, 0)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER + 1
         if length > MAX_HEADER or 8 + length > size:
             raise BadData(f"{self.path}: not a safetensors file, or cut short")
         try:
-            header = json.loads(os.pread(self._descriptor, length, 8), object_pairs_hook=_no_duplicates)
+            header = json.loads(self._pread(length, 8), object_pairs_hook=_no_duplicates)
             note = header.pop("__metadata__", {})
             if not all(isinstance(text, str) for text in note.values()):
                 raise TypeError
@@ -124,11 +124,17 @@ class TensorFile:
         """The payload from ``offset`` on, as (offset, bytes), at most ``size`` bytes each."""
         total = self.bytes
         while offset < total:
-            data = os.pread(self._descriptor, min(size, total - offset), self._data + offset)
+            data = self._pread(min(size, total - offset), self._data + offset)
             if not data:
                 raise BadData(f"{self.path}: shorter than when it was opened")
             yield offset, data
             offset += len(data)
+
+    def everything(self) -> Iterator[Data]:
+        """All bytes of the file, its header's too."""
+        end = self._data + self.bytes
+        for offset in range(0, end, CHUNK):
+            yield self.read(offset, min(CHUNK, end - offset))
 
     def block(self, key: str, start: int, count: int) -> "NDArray[np.float32]":
         """``count`` float32 elements of one tensor from element ``start`` on, flat, a copy."""
@@ -150,10 +156,18 @@ class TensorFile:
 
     def read(self, offset: int, count: int) -> Data:
         """``count`` bytes from byte ``offset`` of the file on, its header counted too."""
-        data = os.pread(self._descriptor, count, offset)
+        data = self._pread(count, offset)
         if len(data) != count:
             raise BadData(f"{self.path}: shorter than when it was opened")
         return data
+
+    def _pread(self, count: int, offset: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, count, offset)
+        except OSError as error:  # a bad sector
+            raise BadData(
+                f"{self.path} cannot be read: {error.strerror}", hint="check the disk that it is on"
+            ) from error
 
     def manifest(self) -> Manifest:
         """Hash the whole payload."""

@@ -2,24 +2,27 @@
 
 The provider says who somebody is; which of them may look stands in a file of the operator's, and nobody may whom that
 does not name. Each connection to the provider is TLS with its certificate verified, and follows no redirect. Nothing
-here is kept on disk: a log-in under way is in this process, once, and of one browser.
+here is kept on disk: a log-in under way is in the cookie of the browser that began it, sealed with a key of this
+process. So however many strangers begin one, nobody's is pushed out.
 
 OpenID Connect Core 1.0 (3.1.3.7), RFC 7636 (PKCE), RFC 9207 (the answer's issuer), RFC 9700 (current practice).
 """
 
 import hashlib
 import hmac
+import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from authlib.integrations.base_client import OAuthError
 from authlib.integrations.requests_client import OAuth2Session
+from cryptography.fernet import Fernet, InvalidToken
 from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
@@ -36,7 +39,7 @@ SCOPES = ("openid", "profile")
 TIMEOUT_S = 10
 LEEWAY_S = 60  # by which the provider's clock may be another
 UNDER_WAY_S = 600  # in which somebody must have logged in there
-MOST_UNDER_WAY = 200
+MOST_SPENT = 1000  # log-ins that are remembered as over; the provider takes no code twice either
 KEYS_S = 60  # at least, between two looks at the provider's keys
 LONGEST_NAME = 64
 AGAIN = "begin again at the log-in page"
@@ -77,12 +80,11 @@ class Settings(Strict):
 
 @dataclass(frozen=True)
 class UnderWay:
-    """A log-in that somebody began. ``browser``: the hash of what the cookie of that browser says."""
+    """A log-in that somebody began, as the cookie of that browser has it."""
 
+    state: str
     nonce: str
     verifier: str
-    browser: str
-    began: float
 
 
 class Provider:
@@ -101,7 +103,7 @@ class Provider:
         self._redirect = redirect
         self._clock = clock
         self._lock = threading.Lock()
-        self._under_way: dict[str, UnderWay] = {}
+        self._seal, self._spent = Fernet(Fernet.generate_key()), dict[str, None]()
         self._known: dict[str, Any] | None = None
         self._keys: KeySet | None = None
         self._looked = 0.0
@@ -121,18 +123,13 @@ class Provider:
             Unavailable: the provider cannot be reached. BadData: what it says of itself cannot be.
         """
         found = self._discovered()
-        state, nonce, verifier, browser = (secrets.token_urlsafe(32) for _ in range(4))
-        now = self._clock()
-        with self._lock:
-            alive = {key: one for key, one in self._under_way.items() if now - one.began < UNDER_WAY_S}
-            if len(alive) >= MOST_UNDER_WAY:
-                del alive[min(alive, key=lambda key: alive[key].began)]
-            self._under_way = alive | {state: UnderWay(nonce, verifier, _hash(browser), now)}
+        began = UnderWay(*(secrets.token_urlsafe(32) for _ in range(3)))
         with self._session() as session:
             address, _ = session.create_authorization_url(
-                found["authorization_endpoint"], state=state, code_verifier=verifier, nonce=nonce
+                found["authorization_endpoint"], state=began.state, code_verifier=began.verifier, nonce=began.nonce
             )
-        return str(address), browser
+        sealed = self._seal.encrypt_at_time(json.dumps(astuple(began)).encode(), int(self._clock()))
+        return str(address), sealed.decode()
 
     def end(self, answer: Mapping[str, str], browser: str) -> User:
         """Who logged in, from the provider's ``answer`` through the browser whose cookie says ``browser``.
@@ -162,15 +159,21 @@ class Provider:
         return User(name=name, may="look", salt="", secret=_hash(subject))
 
     def _take(self, state: str, browser: str) -> UnderWay:
-        """The log-in of a state, which is over by that."""
+        """The log-in that this browser began with this state, which is over by that."""
+        nobody = NotPermitted("nobody began this log-in in this browser, or it is over", hint=AGAIN)
+        try:
+            text = self._seal.decrypt_at_time(browser.encode(), UNDER_WAY_S - 1, int(self._clock()))
+        except InvalidToken:
+            raise nobody from None
+        began = UnderWay(*json.loads(text))
+        if not hmac.compare_digest(began.state.encode(), state.encode()):
+            raise nobody
         with self._lock:
-            began = self._under_way.pop(state, None)
-        if (
-            began is None
-            or not hmac.compare_digest(began.browser, _hash(browser))
-            or self._clock() - began.began >= UNDER_WAY_S
-        ):
-            raise NotPermitted("nobody began this log-in in this browser, or it is over", hint=AGAIN)
+            if state in self._spent:
+                raise nobody
+            if len(self._spent) >= MOST_SPENT:
+                del self._spent[next(iter(self._spent))]
+            self._spent[state] = None
         return began
 
     def _token(self, code: str, verifier: str) -> str:

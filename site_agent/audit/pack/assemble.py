@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -107,11 +108,11 @@ def make(
 
 
 def _policies(looked: Look, entries: list[Line]) -> Iterator[tuple[str, Policy]]:
-    """The policies that the ledger names, by digest, as far as their texts are kept and can be read today."""
+    """The policies that the ledger names, by digest, as far as their texts are kept as they were."""
     named = {line.entry.sha256 for line in entries if isinstance(line.entry, PolicyEntry) and line.entry.sha256}
     for sha256 in sorted(named):
         path = f"policies/{sha256}.toml"
-        if path in looked.files:
+        if hashlib.sha256(looked.files.get(path, b"")).hexdigest() == sha256:
             yield sha256, policies_.parse(looked.files[path], Path(path))
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import ConfigDict, JsonValue, PlainSerializer
 
 from site_agent.gateway.consent.facts import begins_with, number, size, trains
+from site_agent.gateway.estimate import BITS, MINUTES, MOST_TOLD
 from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from site_agent.state.consent import Shown, exposed
@@ -50,6 +51,10 @@ EVALUATES = "evaluates: judges each round's model on all of its rows, and trains
 ROSTER = "secure_aggregation.roster."
 SHORT = 16  # hex digits of a digest that a person or script gives back: 64 bits
 SHORTEST, LONGEST = -323, 308  # decimal exponents of a double
+TIME_LEFT = (
+    f"how long it will still take, one of {len(MINUTES)} lengths, told at most {MOST_TOLD} times: at most {BITS} bits "
+    "a round"
+)
 COUNT_BITS = {"exact": 53, "bucketed": 6, "uniform": 0}
 
 
@@ -292,10 +297,13 @@ def _numbers(offer: Offer) -> list[tuple[str, str]]:
         f"{len(numbers)} numbers beside the tensors, each attempt at a round and at the closing one: "
         f"at most {sum(bits for _, _, bits in numbers)} bits each attempt"
     )
-    return [
+    lines = [
         *((f"number {name}", f"{form}: at most {bits} bits") for name, form, bits in numbers),
         ("numbers in all", in_all),
     ]
+    if not offer.is_secure:
+        lines.append(("numbers of a long round", TIME_LEFT))
+    return lines
 
 
 def _stays(offer: Offer, described: Described) -> list[tuple[str, str]]:

@@ -106,7 +106,9 @@ class Identity:
         durable.write_file(self.proxy_file, proxy.url.encode() + b"\n")
 
     def begin_renewal(self) -> bytes:
-        """A signing request (DER) for a new key, which is durable before this returns."""
+        """A signing request (DER) for a new key, which is durable before this returns. A renewal that a full disk cut
+        off is finished first: its certificate is not of this key."""
+        self._finish_renewal()
         key = certificates.new_key()
         durable.write_file(self._next_key, certificates.key_pem(key))
         return certificates.signing_request(key)

@@ -2,8 +2,9 @@
 
 A thread that waits until then, and looks at the wall clock again and again: a machine that was suspended, or whose
 clock was set, is later than its waiting tells. A coordinator that is away is asked again after 1 min, doubling to 1 h;
-with 7 days of life there are three and a half for it to come back. Between two renewals there is a minute at least,
-whatever the coordinator's certificate and this machine's clock say of when the next one is due.
+with 7 days of life there are three and a half for it to come back. So is one whose reply does not go onto a full disk.
+Between two renewals there is a minute at least, whatever the coordinator's certificate and this machine's clock say of
+when the next one is due.
 
 A certificate that ended meanwhile opens no connection any more. Its renewal certificate does, for this one call, for as
 long as the coordinator's operator lets it; it is asked each minute. Where there is none, only a person can go on.
@@ -27,7 +28,7 @@ from site_agent.gateway.enrolment.identity import Identity, check_clock, check_i
 from site_agent.gateway.enrolment.join import record_identity
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.state.directory import Site
-from wardround.errors import BadData, NeedsPerson, Refused, RefusedForGood, TryAgain, Unavailable
+from wardround.errors import BadData, CannotWrite, NeedsPerson, Refused, RefusedForGood, TryAgain, Unavailable
 from wardround.local import durable
 from wardround.records.enrolment import IssuedCertificate
 from wardround.records.invitation import stamp
@@ -50,6 +51,7 @@ def renew(own: Identity, site: Site, session: Session, ledger: Ledger) -> x509.C
 
     Raises:
         Unavailable: the coordinator cannot be reached; the old pair is still whole.
+        CannotWrite: the disk is full; a later call begins with a whole pair.
         TryAgain: it is in trouble, or its reply is not what it must be; the old pair is still in use.
         NeedsPerson: the certificate has ended, and the coordinator takes nothing that this site has.
     """
@@ -137,6 +139,7 @@ def keep_renewed(
 
     Raises:
         Interrupted: the agent stops.
+        StorageFailed: the disk failed.
         RefusedForGood: the coordinator has ended the membership.
         NeedsPerson: the certificate has ended, and the coordinator takes nothing that this site has.
     """
@@ -151,7 +154,9 @@ def keep_renewed(
             try:
                 certificate = renew(own, site, session, ledger)
                 break
-            except (Unavailable, TryAgain, Refused) as error:
+            except durable.StorageFailed:
+                raise
+            except (Unavailable, TryAgain, Refused, CannotWrite) as error:
                 ends = own.certificate().not_valid_after_utc
                 log.warning("%s; the certificate is good to %s", error.message, stamp(ends))
                 ended = now() >= ends

@@ -28,6 +28,7 @@ from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import Consent, Journal
 from wardround import refusals
 from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable
+from wardround.local import traces
 from wardround.records.ledger.entries import ControlEntry, MethodBytes, Metric, ResendEntry, TensorRow, UploadEntry
 from wardround.records.receipts import Receipt
 from wardround.records.update import LedgerStatement, UploadHeader
@@ -55,6 +56,7 @@ class PendingUpload:
     tag: Tag | None = None
 
 
+@traces.step("take")
 def take(staging: Staging, policy: PolicyEnforcement, journal: Journal, consent: Consent, copy: Path) -> Measured:
     """Copy what the trainer handed over to ``copy``, a place of the gateway's own, and measure the copy.
 
@@ -89,6 +91,7 @@ def update_digest(journal: Journal, destination: str, manifest_sha256: str = "")
     return canonical.digest(_entry(journal, destination, manifest_sha256).left())
 
 
+@traces.step("check")
 def record(
     ledger: Ledger,
     policy: PolicyEnforcement,
@@ -181,6 +184,7 @@ def recorded(ledger: Ledger, upload_id: str, file: Path | None, masking: Masking
     return PendingUpload(_header(entry, ledger.statement(), submission), file, line_spent=True)
 
 
+@traces.step("upload")
 def send(
     upload: PendingUpload,
     session: Session,

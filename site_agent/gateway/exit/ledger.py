@@ -24,7 +24,7 @@ from site_agent.gateway.exit.evidence import Evidence, HostileReceipt
 from site_agent.gateway.exit.ledger_opening import FIRST_SEGMENT, HEADS, opened
 from site_agent.gateway.exit.ledger_state import LedgerState, Part, refuse_incomplete
 from site_agent.gateway.exit.pledged import Pledged
-from site_agent.state.directory import now_text
+from site_agent.state.directory import Journal, now_text
 from wardround import __version__
 from wardround.errors import BadData, NeedsPerson, TryAgain
 from wardround.local import durable
@@ -302,6 +302,11 @@ class Ledger:
         """Metrics and counts recorded so far, by day or in a round as ``payload_bytes``."""
         with self._lock:
             return self._state.numbers[part]
+
+    def estimates(self, journal: Journal) -> int:
+        """How often it was told how long the journal's round will still take, in all its attempts."""
+        with self._lock:
+            return self._state.estimates[journal.study, journal.revision, journal.round]
 
     def summarized(self) -> dict[str, tuple[str, str]]:
         """This site's columns of which figures left, each with its last summary request and when that was."""

@@ -83,6 +83,7 @@ class LedgerState:
         self.charges: dict[str, Charge] = {}  # of each of them
         self.bytes: Counter[Part] = Counter()  # payloads that may have left
         self.numbers: Counter[Part] = Counter()  # metrics and counts
+        self.estimates: Counter[Part] = Counter()  # of how long a round will still take
         self.last: dict[tuple[str, int], tuple[int, int]] = {}  # (study, revision) -> its last round and attempt
         self.held: set[Held] = set()
         self.rejected: set[Held] = set()
@@ -95,6 +96,7 @@ class LedgerState:
         self.opened: set[tuple[str, int]] = set()  # those of them that this site has opened
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
         self.checked: dict[str, SumCheckedEntry] = {}  # digest of the study -> the sum that was checked last
+        self.refuted: dict[str, SumCheckedEntry] = {}  # likewise -> the first whose model was another than it gives
         self.continues: CitedHead | None = None
         self.missing = ""  # id of a ledger that this one continues, and that is not there
         self._places: dict[str, int] = {}  # the line's number (seq) of each open upload
@@ -137,6 +139,8 @@ class LedgerState:
                 self._charge(line.ts, resend, resend.try_)
             case DeclareEntry(num_examples=int()):
                 self.numbers[line.ts[:10]] += 1
+            case DeclareEntry(estimate_s=int()) as declared:
+                self.estimates[declared.study, declared.revision or 0, declared.round or 0] += 1
             case SummaryEntry() as summary:
                 self.numbers[line.ts[:10]] += summary.numbers
                 absent = {place for place, column in enumerate(summary.columns) if column.absent}
@@ -154,7 +158,9 @@ class LedgerState:
             case OpenedEntry() as opened:
                 self.unchecked[opened.study_sha256] = opened
                 self.opened.add((opened.study_sha256, opened.round))
-            case SumCheckedEntry() as checked if checked.result != OTHER:
+            case SumCheckedEntry() as checked if checked.result == OTHER:
+                self.refuted.setdefault(checked.study_sha256, checked)
+            case SumCheckedEntry() as checked:
                 self._checked(checked)
             case ReceiptEntry() as answer:
                 self._receipt(line.seq, answer)
@@ -167,6 +173,7 @@ class LedgerState:
         self.opened |= before.opened
         self.unchecked |= before.unchecked
         self.checked |= before.checked
+        self.refuted |= before.refuted
         self.missing = before.missing
 
     def release_decision(self, update: Held, persons: int) -> str:

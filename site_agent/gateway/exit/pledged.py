@@ -38,6 +38,11 @@ class Pledged:
         with self._lock:
             return (study_sha256, round_) in self._state.agreed_here
 
+    def refuted(self, study_sha256: str) -> SumCheckedEntry | None:
+        """The check that found a model of a study to be another than its sum gives; None where none did."""
+        with self._lock:
+            return self._state.refuted.get(study_sha256)
+
     def last_sum(self, study_sha256: str) -> tuple[OpenedEntry | None, SumCheckedEntry | None]:
         """What was opened last of a study, if its sum is not checked yet; the last check that found no other model."""
         with self._lock:

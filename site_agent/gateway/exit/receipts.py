@@ -8,6 +8,7 @@ from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
 from wardround import refusals
 from wardround.errors import BadData, TryAgain
+from wardround.local import traces
 from wardround.records.receipts import OutOfOrder, Receipt
 from wardround.signing.dsse import Envelope
 from wardround.terminal import quoted
@@ -15,6 +16,7 @@ from wardround.terminal import quoted
 log = logging.getLogger(__name__)
 
 
+@traces.step("receipt")
 def take(upload_id: str, envelope: Envelope, connection: Connection, ledger: Ledger) -> Receipt:
     """The receipt of one upload, in the ledger.
 

@@ -42,10 +42,10 @@ class Attempts:
             document = json.loads(path.read_bytes())
             ref = AttemptRef(**document["attempt"])
             return Attempt(ref, site_from_document(document["state"]), bool(document["closing"]))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise BadData(
                 f"{path} is damaged: this site's secrets of an attempt under way are lost",
-                hint="remove it: this site is not in that round's sum, and takes part again in the next one",
+                hint="check the disk; this site is not in that attempt's sum, and takes part again in the next one",
             ) from None
 
     def save(self, attempt: Attempt) -> None:

@@ -45,12 +45,23 @@ class SumChecks:
         """Check the sum of the last round that this site helped to open, if it was not checked yet: the model of
         ``assignment`` must be what it gives. The ledger says what was found.
 
+        Another look would draw other blocks, and sooner or later miss the altered ones. So once a model of a study was
+        found to be another than its sum gives, nothing is trained on in that study any more, whatever is shown.
+
         Raises:
-            NotPermitted: the model is another than the sum gives, or what is shown is another set's, or the round that
-                it is said to be of has too few signatures; this site goes on with none of these.
+            NotPermitted: the model is another than the sum gives, or one before it was; or what is shown is another
+                set's, or the round that it is said to be of has too few signatures; this site goes on with none of
+                these.
             BadData: what is shown is not what the sites signed.
             WardroundError: the coordinator does not show it.
         """
+        if consent.is_secure and (found := self.ledger.pledged.refuted(consent.study_digest)) is not None:
+            raise NotPermitted(
+                f"the model of round {found.round} of `{found.study}` was found to be another than its sum gives: this "
+                "site goes on with a new revision alone",
+                hint="show this to the other hospitals; somebody here approves the new revision",
+                code="DECLINED_MODEL_MISMATCH",
+            )
         base, (opened, checked) = assignment.base, self.ledger.pledged.last_sum(consent.study_digest)
         if not consent.is_secure or base is None or (opened is not None and opened.round >= assignment.round):
             return

@@ -67,12 +67,12 @@ class SecureRounds:
 
     def begin(self, assignment: Assignment, consent: Consent) -> None:
         """Take part in an attempt: this site's keys are durable, in the ledger, and told as soon as the connection
-        allows. Done again, they are the same. An earlier attempt's secrets are erased.
+        allows. Done again, they are the same. An earlier attempt's secrets are erased, in a damaged file too: what
+        this site signed stands in the ledger.
 
         Raises:
             NotPermitted: the roster does not suit the policy; or this site has signed a set of this round, which is
                 opened and never another; or what it signed is not known, for an older ledger is not there.
-            BadData: the file of an earlier attempt is damaged.
         """
         if assignment.base is None:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
@@ -85,7 +85,7 @@ class SecureRounds:
         )
         with self._changed:
             self._failed.pop(ref, None)
-            before = self.attempts.load(ref.study)
+            before = self._newest(ref.study)
             if before is not None and before.state.context == context:
                 _, envelope = protocol.begin(party, context, before.state.root)
             else:
@@ -95,6 +95,14 @@ class SecureRounds:
                 self._ledger.sign()
                 self.attempts.save(Attempt(ref, state, closing))
         self._due.put(SecureTold(ref, Told.KEYS, envelope))
+
+    def _newest(self, study: str) -> Attempt | None:
+        """The newest attempt of a study; None where there is none, or its file is damaged."""
+        try:
+            return self.attempts.load(study)
+        except BadData as damaged:
+            log.error("%s. %s", damaged.message, damaged.hint)
+            return None
 
     def masking(self, journal: Journal, consent: Consent, interrupt: Interrupt) -> Masking:
         """How the update of an assignment that ``begin`` has begun gets its masks."""
@@ -258,7 +266,7 @@ class SecureRounds:
 
     def _is_current(self, ref: AttemptRef) -> bool:
         with self._changed:
-            attempt = self.attempts.load(ref.study)
+            attempt = self._newest(ref.study)
         return attempt is not None and attempt.ref == ref
 
     def _party_of(self, attempt: Attempt) -> Party:

@@ -11,7 +11,6 @@ hides them: so they lie only where somebody wanted them.
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from wardround.local import durable
 from wardround.records.secure_messages import BlockDigests, BlocksWanted, SumEvidence, VectorBlock
 from wardround.secure.layout import BLOCK, ITEM, Layout
 from wardround.signing import canonical
+from wardround.tensors.manifests import CHUNK
 
 EVIDENCE, BASE, MODEL, VECTOR = "evidence.json", "base.safetensors", "model.safetensors", ".vector"
 
@@ -61,11 +61,10 @@ class KeptSum:
         durable.write_file(self.folder / EVIDENCE, canonical.dumps(evidence.document()))
 
     def save_model(self, name: str, source: Path | None) -> None:
+        """Keep a copy of a model, unless it is kept. Raises CannotWrite: the disk is full."""
         if source is not None and self.model(name) is None:
-            partial = self.folder / f"{name}.partial"
-            shutil.copyfile(source, partial)
-            durable.sync_file(partial)
-            durable.move(partial, self.folder / name)
+            with source.open("rb") as file:
+                durable.write_file(self.folder / name, iter(lambda: file.read(CHUNK), b""))
 
     def save_vector(self, layout: Layout, source: Blockwise, wanted: BlocksWanted) -> None:
         """Keep the whole masked vector of the site that ``wanted`` names. Memory holds ``HELD`` blocks.
@@ -74,19 +73,7 @@ class KeptSum:
             BadData: another block is shown than was asked for; what was kept before is still there.
             CannotWrite: the disk is full.
         """
-        partial = self.folder / f"{wanted.site}{VECTOR}.partial"
-        durable.remove(partial)
-        with durable.SpoolFile(partial) as out:
-            for start in range(0, layout.blocks + 1, HELD):
-                indices = tuple(range(start, min(start + HELD, layout.blocks + 1)))
-                some = BlocksWanted(wanted.study, wanted.revision, wanted.round, wanted.site, indices)
-                shown = [part for part in source.blocks(some) if isinstance(part, VectorBlock)]
-                if tuple(part.index for part in shown) != indices:
-                    raise BadData(f"other blocks of site `{wanted.site}` are shown than were asked for")
-                for part in shown:
-                    out.write_at(_place(layout, part.index)[0], part.data)
-            out.sync()
-        durable.move(partial, self.folder / f"{wanted.site}{VECTOR}")
+        durable.write_file(self.folder / f"{wanted.site}{VECTOR}", _pieces(layout, source, wanted))
 
 
 @dataclass(frozen=True)
@@ -118,6 +105,19 @@ class KeptVectors:
         if len(data) != size:
             raise Unavailable(f"{path} is cut: block {index} is not in it")
         return data
+
+
+def _pieces(layout: Layout, source: Blockwise, wanted: BlocksWanted) -> Iterator[bytes]:
+    """The blocks of the site that ``wanted`` names, end to end. Raises BadData: another is shown than was asked for."""
+    for start in range(0, layout.blocks + 1, HELD):
+        indices = tuple(range(start, min(start + HELD, layout.blocks + 1)))
+        some = BlocksWanted(wanted.study, wanted.revision, wanted.round, wanted.site, indices)
+        shown = [part for part in source.blocks(some) if isinstance(part, VectorBlock)]
+        if tuple((part.index, len(part.data)) for part in shown) != tuple(
+            (index, _place(layout, index)[1]) for index in indices
+        ):
+            raise BadData(f"other blocks of site `{wanted.site}` are shown than were asked for")
+        yield from (part.data for part in shown)
 
 
 def _place(layout: Layout, index: int) -> tuple[int, int]:

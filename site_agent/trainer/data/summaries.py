@@ -23,9 +23,7 @@ def summarized(state: Path, request: Summarize) -> Summarized:
         BadData: the table or its mapping cannot be read, none of the columns is there, or one of them says who a
             patient is; code DECLINED_DATA_INVALID.
     """
-    named, asked = source(state, request.data), SummaryRequest.from_document(request.request)
-    if named.layout is not layouts.TABLE:
-        raise UsageProblem(f"data `{request.data}` is no table: a summary is of the columns of one")
+    named, asked = table_of(state, request.data), SummaryRequest.from_document(request.request)
     try:
         mapping = load_mapping(named.paths["mapping"]).rules if "mapping" in named.paths else SiteMapping()
         table = _read(named, asked, mapping)
@@ -42,6 +40,18 @@ def summarized(state: Path, request: Summarize) -> Summarized:
         rows=found.rows, columns=list(found.columns), notes=[*unread, *found.notes],
         sources=[*(own.get(name, "") for name in asked.read), *further],
     )  # fmt: skip
+
+
+def table_of(state: Path, data: str) -> DataSource:
+    """Where the table of the data called ``data`` is.
+
+    Raises:
+        UsageProblem: there is no data of that name, or it is no table.
+    """
+    named = source(state, data)
+    if named.layout is not layouts.TABLE:
+        raise UsageProblem(f"data `{data}` is no table: a summary is of the columns of one")
+    return named
 
 
 def _read(named: DataSource, asked: SummaryRequest, mapping: SiteMapping) -> Table:

@@ -4,21 +4,13 @@ from pathlib import Path
 
 from fl_algorithms.tasks.base import TakesMapping
 from fl_algorithms.tasks.findings import DoesNotFit, Finding
-from site_agent.trainer.data.sources import protected
+from site_agent.trainer.data import drafting
 from site_agent.trainer.data.sources import source as source_of
 from site_agent.trainer.rounds import describing
 from site_agent.trainer.rounds.installing import Installed, Studies
 from wardround.errors import UsageProblem
-from wardround.local import outputs
 from wardround.records import trainer as records
 from wardround.records.trainer.answers import MOST_FINDINGS, SHOWN_LINES
-
-FILE_MODE = 0o640  # a person edits it and the trainer's user reads it, through the group
-HEAD = """# How the table of data `{data}` becomes study `{study}`: drafted by `site-agent data map`, for you to edit.
-# `site-agent data check {data} --study {study}` says what is still open. It has codes of your table in it: keep it in
-# the hospital. What each key does: docs/tables.md.
-
-"""
 
 
 def examined(state: Path, studies: Studies, request: records.Examine) -> records.Examined:
@@ -53,13 +45,13 @@ def drafted(state: Path, studies: Studies, request: records.DraftMapping) -> rec
         BadData: the table cannot be read.
         CannotWrite, NotPermitted: ``out`` does not take it; see ``wardround.local.outputs``.
     """
-    source, out = source_of(state, request.data), Path(request.out)
+    source = source_of(state, request.data)
     study = studies.at(request.study, request.site, source.network)
-    outputs.file(out, force=False, keep=protected(state))
-    draft = _drafting(study).draft_mapping(source.source)
-    text = HEAD.format(data=request.data, study=study.name) + draft.text
-    outputs.write(out, text.encode(), force=False, keep=protected(state), mode=FILE_MODE)
-    return records.Drafted(out=str(out), columns=draft.columns, as_they_are=draft.as_they_are, open=draft.open)
+    look = f"site-agent data check {request.data} --study {study.name}"
+    return drafting.write(
+        state, request.data, Path(request.out), f"study `{study.name}`'s", look,
+        lambda: _drafting(study).draft_mapping(source.source),
+    )  # fmt: skip
 
 
 def _drafting(study: Installed) -> TakesMapping:

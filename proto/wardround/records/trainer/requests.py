@@ -6,6 +6,7 @@ check             Checked       what a study makes of the data
 examine           Examined      all of the data that does not fit a study, or as check
 summarize         Summarized    the figures of a site's table that may be told outside, before there is a study
 draft_mapping     Drafted       how a site's table becomes a study's, for a person to edit
+draft_summary_mapping Drafted   the same for a summary request
 stat_files        FilesStat     how the data's files lie there now; reads no patient
 hash_files        FileDigests   the digests of the data's files now
 train             Trained       one round; ``Progress`` while it lasts
@@ -189,6 +190,15 @@ class Summarize(Request[Summarized]):
     digits: Count
 
 
+class DraftSummaryMapping(Request[Drafted]):
+    """Reads the table of the data called ``data``, and writes a mapping of it for a summary ``request``, a document."""
+
+    command: Literal["draft_summary_mapping"] = "draft_summary_mapping"
+    request: StudyDocument
+    data: Name
+    out: Path
+
+
 class StatFiles(Request[FilesStat]):
     """Looks at the status of the files of the data called ``data``."""
 
@@ -327,8 +337,9 @@ class Abort(Request[Done]):
 
 
 AnyRequest = (
-    Describe | Inspect | Check | Examine | Summarize | DraftMapping | StatFiles | HashFiles | Train | Validate | Commit
-    | Discard | Finish | ListCheckpoints | Export | WriteProgram | Predict | GetDevice | GetStatus | Abort
+    Describe | Inspect | Check | Examine | Summarize | DraftMapping | DraftSummaryMapping | StatFiles | HashFiles
+    | Train | Validate | Commit | Discard | Finish | ListCheckpoints | Export | WriteProgram | Predict | GetDevice
+    | GetStatus | Abort
 )  # fmt: skip
 _UNION: TypeAdapter[AnyRequest] = TypeAdapter(
     Annotated[AnyRequest, Field(discriminator="command")], config=ConfigDict(defer_build=True)
