@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tools.faults import Disturbed, Plan, Stuck, Template, lab_digest, seeds, undisturbed
+from tools.faults import STUCK_S, Disturbed, Plan, Stuck, Template, lab_digest, seeds, undisturbed
 
 PARTS = ("coordinator", "gateway", "trainer", "worker")
 WEIGHTS = (2, 2, 1, 1)  # of the parts: the trainer's two processes count as one program
@@ -67,7 +67,7 @@ class Killer:
 
 def campaign(
     template: Template, digests: Mapping[int, str], *, kills: int, most: int, seed: int, only: int | None = None,
-    kept: Path | None = None, minutes: float = 1e6,
+    kept: Path | None = None, minutes: float = 1e6, stuck_s: float = STUCK_S,
 ) -> Tally:  # fmt: skip
     """Disturb studies until ``kills`` processes were killed, or the time is over.
 
@@ -76,6 +76,7 @@ def campaign(
         most: kills of one study.
         only: just this federation of those that ``seed`` gives.
         kept: where to copy the state of a federation that failed.
+        stuck_s: how long nothing may change in a study.
     """
     ends = time.monotonic() + 60 * minutes
     plan = template.plan
@@ -91,7 +92,7 @@ def campaign(
                 before, began = tally.total, time.monotonic()
                 killer = Killer(world, chance, min(most, kills - tally.total), tally)
                 try:
-                    world.until(study, lambda status: False, act=killer.act)
+                    world.until(study, lambda status: False, stuck_s, killer.act)
                     wrong = world.judge(study, digests)
                 except (Stuck, TimeoutError) as stuck:
                     wrong = [str(stuck)]
@@ -118,14 +119,16 @@ def main() -> None:
     parser.add_argument("--model", choices=("tiny", "8 MB"), default="tiny")
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--most", type=int, default=12, help="kills of one study")
+    parser.add_argument("--studies", type=int, default=5, help="of one federation, before another begins")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no further study after this time")
+    parser.add_argument("--stuck", type=float, default=STUCK_S, metavar="SECONDS", help="in which nothing may change")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--trial", type=int, help="just this federation of the seed")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the state of what failed here")
     parser.add_argument("--secure", action="store_true", help="with secure aggregation")
     chosen = parser.parse_args()
     sites = 4 if chosen.secure else 3  # of four, three are enough for a sum: another set of a round would be possible
-    plan = Plan(sites=sites, rounds=5, model=chosen.model, studies=5, secure=chosen.secure)
+    plan = Plan(sites=sites, rounds=5, model=chosen.model, studies=chosen.studies, secure=chosen.secure)
     with tempfile.TemporaryDirectory(prefix="wardround-kills-") as folder:
         template = Template(Path(folder), plan)
         digests = undisturbed(template)
@@ -133,7 +136,7 @@ def main() -> None:
             raise AssertionError("without any fault: the last model is not the lab's")
         tally = campaign(
             template, digests, kills=chosen.kills, most=chosen.most, seed=chosen.seed, only=chosen.trial,
-            kept=chosen.keep, minutes=chosen.minutes,
+            kept=chosen.keep, minutes=chosen.minutes, stuck_s=chosen.stuck,
         )  # fmt: skip
     print(json.dumps({
         "evidence": "kills", "secure": chosen.secure, "model": chosen.model, "seed": chosen.seed,

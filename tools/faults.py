@@ -37,6 +37,7 @@ TRAINING = "local_steps = 1\nbatch_size = 8\nlearning_rate = 0.1"
 ENDED = ("finished", "stopped", "failed")
 NEEDS_PERSON = (64, 65, 77, 78)  # with these codes the service files do not start a program again
 STUCK_S = 150
+READY_S = 600  # seven programs that start at once, on a machine that has other work
 LAB_S = 900
 PATIENCE_S = 2  # before a paused study is continued once more
 MOST_PAUSES = 40
@@ -172,7 +173,7 @@ class Disturbed(World):
         for unit in self.all_units:
             self.spawn(unit)
         for unit in self.all_units:
-            self.units[unit].wait_line("ready", 120)
+            self.units[unit].wait_line("ready", READY_S)
 
     def spawn(self, unit: str) -> Service:
         """Start ``unit`` and do not wait. ``prefixes`` has what to put before its command line."""
@@ -428,7 +429,7 @@ class Disturbed(World):
         for site in self.plan.names:
             ledger = self.state / site / "ledger"
             for line in ([BIN / "site-agent", "audit", "verify", "--ledger", ledger], [*program, ledger]):
-                done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+                done = subprocess.run(line, capture_output=True, text=True, timeout=LAB_S, check=False)
                 if done.returncode not in (0, 2, 4):  # an update under way has no receipt, and its line no head
                     torn.append(f"the ledger of {site}: {done.stdout.strip()[-200:]}")
         return torn
@@ -472,7 +473,7 @@ def undisturbed(template: Template) -> dict[int, str]:
     study = template.plan.study_names[0]
     with Disturbed(template.copy(), template.plan) as world:
         world.begin()
-        world.until(study, lambda status: False)
+        world.until(study, lambda status: False, READY_S)
         wrong = world.broken_ledgers()
         if wrong:
             raise AssertionError(f"without any fault: {wrong}")

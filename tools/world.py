@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Self
 
 BIN = Path(sys.executable).parent
-COMMAND_TIMEOUT_S = 120
-READY_TIMEOUT_S = 60
+COMMAND_TIMEOUT_S = 600  # these two tell a program that hangs from a busy machine
+READY_TIMEOUT_S = 300
 MOVING_S = 600
 ENDED = (FileNotFoundError, ProcessLookupError)  # what the system answers of a process that is gone
 DATA_FILES = {  # of the lab -> the option of `site-agent data add`

@@ -10,16 +10,17 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs, Known
-from coordinator.storage.database import Store
+from coordinator.storage.database import Store, changed
 from coordinator.studies.engine import Engine
 from coordinator.studies.events import Answered
 from coordinator.studies.secure_rounds import submitted, with_attempt
@@ -28,7 +29,7 @@ from coordinator.updates import admission
 from coordinator.updates.admission import Admitted, Refusal
 from coordinator.updates.allowance import HOUR_S, Allowance
 from coordinator.updates.ledgers import Judged, Ledgers, keep_head
-from coordinator.updates.receipts import Receipts, receipt_of
+from coordinator.updates.receipts import Receipts, envelope_of, receipt_of
 from coordinator.updates.receive import Received, Reception, Receptions
 from coordinator.updates.returned import Returned
 from wardround.errors import CannotWrite, NotPermitted, TryAgain
@@ -172,6 +173,8 @@ class Uploads:
             before = session.get(tables.Upload, header.upload_id)
             first = _first_counts(session, site, header)
             refused = _refused_since(session, site, self._wall_clock() - HOUR_S)
+            others = {"of_site": site, "of_study": header.study, "this": header.upload_id}
+            stale = session.connection().execute(_OTHERS_UNDECIDED, others).scalars().all()
         if before and (before.site, before.content) != (site, header.content):
             log.warning("site %s uses an upload id again for another upload", site)
             raise NotPermitted(
@@ -194,13 +197,13 @@ class Uploads:
 
         self._refuse_full_disk(header)
         self.receptions.refuse_crowd(site, header.upload_id)
-        self._drop(site, sa.and_(tables.Upload.study == header.study, tables.Upload.id != header.upload_id))
+        self._forget(stale)
         with self._store.write() as session:
             ledger.remember(session)
             if before is None:
-                session.add(upload)
+                _save(session, upload)
         assert study is not None
-        reception = Reception(site, header, self._store, self._blobs, upload.received, study.terms_of(site))
+        reception = Reception(site, header, self._store, self._blobs, upload, study.terms_of(site))
         self.receptions.add(reception)
         return reception
 
@@ -208,12 +211,13 @@ class Uploads:
         """Decide on a complete upload. The round may have closed while it came."""
         site, header = received.site, received.header
         with self._store.read() as session:
-            upload = session.get(tables.Upload, header.upload_id)
-        if upload is not None and upload.receipt:
-            return receipt_of(upload)
-        if upload is None or not self.receptions.is_current(reception):
+            kept = session.connection().execute(_RECEIPT, {"this": header.upload_id}).first()
+        if kept is not None and kept.receipt:
+            return envelope_of(kept.receipt)
+        if kept is None or not self.receptions.is_current(reception):
             raise TryAgain("this upload goes on on another stream, or was given up", code="TOO_BUSY")
         verdict = admission.admit_now(site, header, self._engine.find(header.study), payload)
+        upload = reception.upload
         upload.received = received.bytes
         return self._decide(Verdict(site, header, upload, verdict if isinstance(verdict, Refusal) else None))
 
@@ -258,20 +262,20 @@ class Uploads:
         refusal = verdict.refusal
         if verdict.ledger is not None:
             verdict.ledger.remember(session)
-        site = session.get(tables.Site, verdict.site)
+        site = session.connection().execute(_CHAIN_OF_SITE, {"of_site": verdict.site}).first()
         if site is None or site.revoked_s is not None:
             raise NotPermitted(f"site `{verdict.site}` was revoked", code="SITE_REVOKED")
         head = verdict.header.ledger.head if verdict.countersigns else None
         envelope = self.receipts.sign(verdict.upload, site, refusal, head)
         upload = verdict.upload
-        session.add(upload)  # or write what has changed of it since it was read
         upload.decision = ACCEPTED if refusal is None else REFUSED
         upload.code, upload.tensor = (refusal.code, refusal.tensor) if refusal else ("", "")
         upload.decided_s = self._wall_clock()
         upload.receipt = json.dumps(envelope.document())
         if head is not None:
             keep_head(session, verdict.site, head, in_receipt=True)
-        site.last_receipt = hashlib.sha256(envelope.payload).hexdigest()
+        _save(session, upload)
+        changed(session, _LINK, of_site=verdict.site, digest=hashlib.sha256(envelope.payload).hexdigest())
         return envelope
 
     def _refuse_too_many_refusals(self, site: str, upload_id: str) -> None:
@@ -316,10 +320,14 @@ class Uploads:
         undecided = sa.and_(table.site == site, table.decision == "", which)
         with self._store.read() as session:
             stale = session.scalars(sa.select(table.id).where(undecided).order_by(table.id)).all()
+        self._forget(stale)
+
+    def _forget(self, stale: Sequence[str]) -> None:
+        """Forget these undecided uploads."""
         if not stale:
             return
         with self._store.write() as session:
-            session.execute(sa.delete(table).where(table.id.in_(stale)))
+            session.execute(sa.delete(tables.Upload).where(tables.Upload.id.in_(stale)))
         self.receptions.close_where(lambda reception: reception.header.upload_id in stale)
         self._blobs.drop_spools(stale)
 
@@ -338,8 +346,14 @@ def _new_upload(site: str, header: UploadHeader, now: float) -> tables.Upload:
         id=header.upload_id, site=site, study=header.study, revision=header.revision, round=header.round,
         attempt=header.attempt, content=header.content, manifest_sha256=header.manifest.digest(),
         payload_bytes=header.manifest.bytes, metrics=json.dumps(header.metrics), num_examples=header.num_examples,
-        num_validation=header.num_validation, received=0, opened_s=now,
+        num_validation=header.num_validation, received=0, decision="", code="", tensor="", opened_s=now,
     )  # fmt: skip
+
+
+def _save(session: Session, upload: tables.Upload) -> None:
+    """Write an upload down, or what was decided about it. Ten times as quick as through the session's own books."""
+    values = {f"its_{name}": getattr(upload, name) for name in _COLUMNS}
+    changed(session, _SAVE[session.get_bind().dialect.name], **values)
 
 
 def _first_counts(session: Session, site: str, header: UploadHeader) -> tuple[int, int] | None:
@@ -371,4 +385,32 @@ def _count_refused() -> sa.Select[int]:
     )  # fmt: skip
 
 
-_FIRST_ACCEPTED, _REFUSED_SINCE = _first_accepted(), _count_refused()
+def _others_undecided() -> sa.Select[str]:
+    table = tables.Upload
+    return sa.select(table.id).where(
+        table.site == sa.bindparam("of_site"), table.decision == "", table.study == sa.bindparam("of_study"),
+        table.id != sa.bindparam("this"),
+    ).order_by(table.id)  # fmt: skip
+
+
+def _saving(insert: Callable[[type[tables.Upload]], sqlite.Insert | postgresql.Insert]) -> sa.Insert:
+    new = insert(tables.Upload).values({name: sa.bindparam(f"its_{name}") for name in _COLUMNS})
+    decided = {name: new.excluded[name] for name in ("received", "decision", "code", "tensor", "decided_s", "receipt")}
+    return new.on_conflict_do_update(index_elements=(tables.Upload.id,), set_=decided)
+
+
+def _chain_of_site() -> sa.Select[int | None, str, str]:
+    table = tables.Site
+    return sa.select(table.revoked_s, table.last_receipt, table.ledger_key).where(table.name == sa.bindparam("of_site"))
+
+
+def _link() -> sa.Update:
+    table = tables.Site
+    return sa.update(table).where(table.name == sa.bindparam("of_site")).values(last_receipt=sa.bindparam("digest"))
+
+
+_COLUMNS = tuple(column.name for column in tables.Upload.__table__.columns)
+_FIRST_ACCEPTED, _REFUSED_SINCE, _OTHERS_UNDECIDED = _first_accepted(), _count_refused(), _others_undecided()
+_RECEIPT = sa.select(tables.Upload.receipt).where(tables.Upload.id == sa.bindparam("this"))
+_SAVE = {"sqlite": _saving(sqlite.insert), "postgresql": _saving(postgresql.insert)}
+_CHAIN_OF_SITE, _LINK = _chain_of_site(), _link()

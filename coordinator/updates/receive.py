@@ -52,16 +52,17 @@ class Reception:
     """One upload on one stream. A second stream for the same upload closes the first."""
 
     def __init__(
-        self, site: str, header: UploadHeader, store: Store, blobs: Blobs, durable: int, terms: UpdateTerms
+        self, site: str, header: UploadHeader, store: Store, blobs: Blobs, upload: tables.Upload, terms: UpdateTerms
     ) -> None:
-        """``durable``: bytes of the payload that are here. ``terms``: the study's, when it was opened."""
+        """``upload``: as it is written down; it says how much of it is here. ``terms``: the study's, at its opening."""
+        self.upload = upload
         self.site = site
         self.header = header
         self.terms = terms
         self.complete = False  # all of it is here, and it is not decided yet
         self._store = store
         self._path = blobs.spool(header.upload_id)
-        self._noted, self._noted_at = durable, time.monotonic()
+        self._noted, self._noted_at = upload.received, time.monotonic()
         self._spool: Spool | None = None  # and stays None for a closing validation, which has no payload
         self._lock = threading.Lock()
         self._closed = False

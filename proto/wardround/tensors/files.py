@@ -161,7 +161,7 @@ class TensorFile:
             raise BadData(f"{self.path}: shorter than when it was opened")
         return data
 
-    def _pread(self, count: int, offset: int) -> bytes:
+    def _pread(self, count: int, offset: int) -> Data:
         try:
             return os.pread(self._descriptor, count, offset)
         except OSError as error:  # a bad sector

@@ -1,8 +1,9 @@
 """Renew the certificate at half of its life, give or take a tenth: a new key, a new certificate, a new channel.
 
 A thread that waits until then, and looks at the wall clock again and again: a machine that was suspended, or whose
-clock was set, is later than its waiting tells. A coordinator that is away is asked again after 1 min, doubling to 1 h;
-with 7 days of life there are three and a half for it to come back. So is one whose reply does not go onto a full disk.
+clock was set, is later than its waiting tells. A coordinator that is away is asked again after 1 min, doubling to 1 h,
+or as soon as it is back; with 7 days of life there are three and a half for that. So is one whose reply does not go
+onto a full disk.
 Between two renewals there is a minute at least, whatever the coordinator's certificate and this machine's clock say of
 when the next one is due.
 
@@ -151,6 +152,7 @@ def keep_renewed(
             stopping.wait(min(left_s, LOOK_S))
         least = least_s
         for wait_s in backoff(least_s, 3600):
+            times_connected = session.times_connected
             try:
                 certificate = renew(own, site, session, ledger)
                 break
@@ -159,7 +161,10 @@ def keep_renewed(
             except (Unavailable, TryAgain, Refused, CannotWrite) as error:
                 ends = own.certificate().not_valid_after_utc
                 log.warning("%s; the certificate is good to %s", error.message, stamp(ends))
-                ended = now() >= ends
-                stopping.wait(least_s if ended else max(least_s, wait_s))
+                stopping.wait(least_s)
+                waited = least_s
+                while waited < wait_s and now() < ends and session.times_connected == times_connected:
+                    stopping.wait(least_s)
+                    waited += least_s
         log.info("certificate renewed, good to %s", stamp(certificate.not_valid_after_utc))
         renewed()

@@ -168,7 +168,12 @@ class LedgerState:
         self.heads.append(next_head(self.heads[-1], hash_of_line))
 
     def remember(self, before: "LedgerState") -> None:
-        """Take over what a ledger before this one says of sums. Before this one's own lines."""
+        """Take over what a ledger before this one says and a new one would forget: what left, and what was decided
+        against something leaving. Before this one's own lines. What was released waits for people again.
+        """
+        self.bytes, self.numbers, self.estimates = before.bytes, before.numbers, before.estimates
+        self.last, self.summarized, self.rejected = before.last, before.summarized, before.rejected
+        self.last_policy, self.policy_persons = before.last_policy, before.policy_persons
         self.agreed |= before.agreed
         self.opened |= before.opened
         self.unchecked |= before.unchecked

@@ -167,10 +167,14 @@ def require_specs(specs: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...
         raise _mismatch(f"{what} has `{sorted(by_key)[0]}`, which this study does not share")
 
 
-def file_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """A safetensors file of any tensors under any names, in pieces that share their memory where they can."""
+def file_of(tensors: Mapping[str, Tensor], beside: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
+    """A safetensors file of any tensors under any names, in pieces that share their memory where they can.
+
+    Args:
+        beside: texts that its header holds beside the tensors.
+    """
     order = sorted(tensors, key=lambda key: (-tensors[key].element_size(), key))  # wide ones first: each lies aligned
-    header: dict[str, object] = {}
+    header: dict[str, object] = {"__metadata__": dict(beside)} if beside else {}
     end = 0
     for key in order:
         begin, end = end, end + tensors[key].nbytes
@@ -185,6 +189,13 @@ def file_of(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
 def from_bytes(data: bytes) -> dict[str, Tensor]:
     """The tensors of a safetensors file."""
     return safetensors.torch.load(data)
+
+
+def beside_in(data: bytes) -> dict[str, str]:
+    """The texts that the header of a file which ``file_of`` made holds beside the tensors."""
+    (length,) = struct.unpack_from("<Q", data)
+    texts: dict[str, str] = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+    return texts
 
 
 def _file(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Iterator[bytes | memoryview]:

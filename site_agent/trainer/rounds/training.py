@@ -159,7 +159,7 @@ class Rounds:
         # 4. What an earlier request of the same has given already.
         origin = Origin(
             command=request.command, base_digest=request.base_digest, data_digest=data.digest,
-            start="" if context.start is None else context.start.folder, network=study.network,
+            start="" if context.start is None else context.start.file, network=study.network,
             weights=request.data.weights,
         )  # fmt: skip
         pending = vault.pending(number, origin)
