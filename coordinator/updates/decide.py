@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
-from coordinator.storage.blobs import Blobs
+from coordinator.storage.blobs import Blobs, Known
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
 from coordinator.studies.events import Answered
@@ -123,6 +123,8 @@ class Uploads:
         ):
             payload = admission.admit_payload(received, reception.terms)
             if received.spool is not None and isinstance(payload, Admitted):
+                assert received.tag is not None  # what is not complete is refused
+                self._blobs.know(received.spool, Known(manifest_sha256, received.tag, payload.norm))
                 self._share(received)  # before the receipt: a standby finds what was accepted
         receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
         reception.settle()

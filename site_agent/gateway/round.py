@@ -284,7 +284,7 @@ class Rounds:
         measured = None
         if journal.update:
             measured = egress.take(self._staging, self._policy, journal, consent, self._state.own_copy(journal.study))
-            journal.update_digest = measured[0].digest()
+            journal.update_digest = measured.manifest.digest()
         return measured
 
     def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
