@@ -16,11 +16,11 @@ from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.events import Aggregated, Event, Halted, Unusable
-from coordinator.studies.history import accounts
+from coordinator.studies.history import last_accounts
 from coordinator.studies.secure_rounds import layout_for
 from coordinator.studies.state import Round
-from coordinator.studies.study import Study
-from fl_algorithms.server.limits import LEFT_OUT, Account, TooFewLeft
+from coordinator.studies.study import Study, uploads_in
+from fl_algorithms.server.limits import LEFT_OUT, REMEMBERED, Account, TooFewLeft
 from wardround.errors import CannotWrite, TryAgain, WardroundError
 from wardround.secure import coordinator
 from wardround.secure.sums import Unmasking
@@ -99,12 +99,10 @@ def _summed(store: Store, blobs: Blobs, study: Study, current: Round) -> tuple[M
 
 
 def _spooled(session: Session, current: Round) -> list[Spooled]:
-    found = []
-    for site in current.accepted:
-        upload = session.get(tables.Upload, current.answers[site].upload)
-        assert upload is not None
-        found.append(Spooled(site, upload.num_examples, upload.id, upload.manifest_sha256))
-    return found
+    return [
+        Spooled(site, upload.num_examples, upload.id, upload.manifest_sha256)
+        for site, upload in uploads_in(current, session)
+    ]
 
 
 def _label(study: Study, current: Round) -> str:
@@ -113,7 +111,7 @@ def _label(study: Study, current: Round) -> str:
 
 def _aggregated(store: Store, blobs: Blobs, study: Study, current: Round) -> tuple[Manifest | None, Account]:
     with store.read() as session:
-        before = [account for _, account in accounts(session, study)]
+        before = last_accounts(session, study, REMEMBERED)
         spooled = _spooled(session, current)
     label = _label(study, current)
     public = public_data.copy_of(study.resolved, blobs)

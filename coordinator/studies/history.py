@@ -117,6 +117,17 @@ def accounts(session: Session, study: Study) -> list[tuple[int, Account]]:
     ]
 
 
+def last_accounts(session: Session, study: Study, most: int) -> list[Account]:
+    """What became of the updates in the last ``most`` rounds whose model is made, in their order."""
+    table = tables.Round
+    chosen = sa.select(table.account).where(
+        table.study == study.name, table.revision == study.revision, table.outcome == Outcome.CLOSED.value,
+        table.closing.is_(False), table.account.is_not(None), table.account != "",
+    )  # fmt: skip
+    newest = session.scalars(chosen.order_by(table.number.desc(), table.attempt.desc()).limit(most)).all()
+    return [Account.from_document(json.loads(text or "")) for text in newest[::-1]]
+
+
 def rounds_naming(sites: Sequence[str], named: Sequence[tuple[int, Collection[str]]]) -> dict[str, list[int]]:
     """Each site's rounds in which it is named."""
     return {site: [number for number, those in named if site in those] for site in sites}

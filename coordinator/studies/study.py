@@ -269,11 +269,19 @@ def summed_loss(study: Study, ended: Round, session: Session) -> list[tuple[str,
     return [(repr(account.metrics[VAL_LOSS]), 1)] if VAL_LOSS in account.metrics else []
 
 
+def uploads_in(ended: Round, session: Session) -> list[tuple[str, tables.Upload]]:
+    """Each accepted site and its upload."""
+    table = tables.Upload
+    wanted = {site: ended.answers[site].upload for site in ended.accepted}
+    found = {row.id: row for row in session.scalars(sa.select(table).where(table.id.in_(wanted.values())))}
+    return [(site, found[upload]) for site, upload in wanted.items()]
+
+
 def reported_losses(ended: Round, session: Session) -> list[tuple[str, int]]:
     """Each accepted site's validation loss and validation rows, as it reported them."""
-    reported = []
-    for site in ended.accepted:
-        upload = session.get(tables.Upload, ended.answers[site].upload)
-        assert upload is not None
-        reported += [(value, upload.num_validation) for name, value in upload.reported_metrics if name == VAL_LOSS]
-    return reported
+    return [
+        (value, upload.num_validation)
+        for _, upload in uploads_in(ended, session)
+        for name, value in upload.reported_metrics
+        if name == VAL_LOSS
+    ]

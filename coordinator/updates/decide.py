@@ -5,12 +5,11 @@ the commit, so whoever holds one can rely on it, and the same upload opened agai
 The thread that owns the studies alone decides.
 """
 
-import hashlib
 import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -18,17 +17,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
-from coordinator.storage.blobs import Blobs
+from coordinator.storage.blobs import Blobs, Known
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
 from coordinator.studies.events import Answered
 from coordinator.studies.secure_rounds import submitted, with_attempt
 from coordinator.studies.state import ENDED, Answer, Kind
-from coordinator.updates import admission
+from coordinator.updates import admission, rows
 from coordinator.updates.admission import Admitted, Refusal
 from coordinator.updates.allowance import HOUR_S, Allowance
 from coordinator.updates.ledgers import Judged, Ledgers, keep_head
-from coordinator.updates.receipts import Receipts, receipt_of
+from coordinator.updates.receipts import Receipts, envelope_of, receipt_of
 from coordinator.updates.receive import Received, Reception, Receptions
 from coordinator.updates.returned import Returned
 from wardround.errors import CannotWrite, NotPermitted, TryAgain
@@ -124,6 +123,8 @@ class Uploads:
         ):
             payload = admission.admit_payload(received, reception.terms)
             if received.spool is not None and isinstance(payload, Admitted):
+                assert received.tag is not None  # what is not complete is refused
+                self._blobs.know(received.spool, Known(manifest_sha256, received.tag, payload.norm))
                 self._share(received)  # before the receipt: a standby finds what was accepted
         receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
         reception.settle()
@@ -168,8 +169,9 @@ class Uploads:
         """
         with self._store.read() as session:
             before = session.get(tables.Upload, header.upload_id)
-            first = _first_counts(session, site, header)
-            refused = _refused_since(session, site, self._wall_clock() - HOUR_S)
+            first = rows.first_counts(session, site, header)
+            refused = rows.refused_since(session, site, self._wall_clock() - HOUR_S)
+            stale = rows.others_undecided(session, site, header)
         if before and (before.site, before.content) != (site, header.content):
             log.warning("site %s uses an upload id again for another upload", site)
             raise NotPermitted(
@@ -192,13 +194,13 @@ class Uploads:
 
         self._refuse_full_disk(header)
         self.receptions.refuse_crowd(site, header.upload_id)
-        self._drop(site, sa.and_(tables.Upload.study == header.study, tables.Upload.id != header.upload_id))
+        self._forget(stale)
         with self._store.write() as session:
             ledger.remember(session)
             if before is None:
-                session.add(upload)
+                rows.save(session, upload)
         assert study is not None
-        reception = Reception(site, header, self._store, self._blobs, upload.received, study.terms_of(site))
+        reception = Reception(site, header, self._store, self._blobs, upload, study.terms_of(site))
         self.receptions.add(reception)
         return reception
 
@@ -206,12 +208,13 @@ class Uploads:
         """Decide on a complete upload. The round may have closed while it came."""
         site, header = received.site, received.header
         with self._store.read() as session:
-            upload = session.get(tables.Upload, header.upload_id)
-        if upload is not None and upload.receipt:
-            return receipt_of(upload)
-        if upload is None or not self.receptions.is_current(reception):
+            kept = rows.receipt(session, header.upload_id)
+        if kept:
+            return envelope_of(kept)
+        if kept is None or not self.receptions.is_current(reception):
             raise TryAgain("this upload goes on on another stream, or was given up", code="TOO_BUSY")
         verdict = admission.admit_now(site, header, self._engine.find(header.study), payload)
+        upload = reception.upload
         upload.received = received.bytes
         return self._decide(Verdict(site, header, upload, verdict if isinstance(verdict, Refusal) else None))
 
@@ -256,20 +259,20 @@ class Uploads:
         refusal = verdict.refusal
         if verdict.ledger is not None:
             verdict.ledger.remember(session)
-        site = session.get(tables.Site, verdict.site)
+        site = rows.chain_of(session, verdict.site)
         if site is None or site.revoked_s is not None:
             raise NotPermitted(f"site `{verdict.site}` was revoked", code="SITE_REVOKED")
         head = verdict.header.ledger.head if verdict.countersigns else None
         envelope = self.receipts.sign(verdict.upload, site, refusal, head)
         upload = verdict.upload
-        session.add(upload)  # or write what has changed of it since it was read
         upload.decision = ACCEPTED if refusal is None else REFUSED
         upload.code, upload.tensor = (refusal.code, refusal.tensor) if refusal else ("", "")
         upload.decided_s = self._wall_clock()
         upload.receipt = json.dumps(envelope.document())
         if head is not None:
             keep_head(session, verdict.site, head, in_receipt=True)
-        site.last_receipt = hashlib.sha256(envelope.payload).hexdigest()
+        rows.save(session, upload)
+        rows.link(session, verdict.site, envelope)
         return envelope
 
     def _refuse_too_many_refusals(self, site: str, upload_id: str) -> None:
@@ -279,7 +282,7 @@ class Uploads:
         """
         with self._store.read() as session:
             row = session.get(tables.Site, site)
-            kept = _refused_since(session, site, row.enrolled_s) if row is not None else 0
+            kept = rows.refused_since(session, site, row.enrolled_s) if row is not None else 0
         if kept >= MAX_REFUSED:
             self._drop(site, tables.Upload.id == upload_id)
             raise TryAgain(
@@ -314,10 +317,14 @@ class Uploads:
         undecided = sa.and_(table.site == site, table.decision == "", which)
         with self._store.read() as session:
             stale = session.scalars(sa.select(table.id).where(undecided).order_by(table.id)).all()
+        self._forget(stale)
+
+    def _forget(self, stale: Sequence[str]) -> None:
+        """Forget these undecided uploads."""
         if not stale:
             return
         with self._store.write() as session:
-            session.execute(sa.delete(table).where(table.id.in_(stale)))
+            session.execute(sa.delete(tables.Upload).where(tables.Upload.id.in_(stale)))
         self.receptions.close_where(lambda reception: reception.header.upload_id in stale)
         self._blobs.drop_spools(stale)
 
@@ -336,37 +343,5 @@ def _new_upload(site: str, header: UploadHeader, now: float) -> tables.Upload:
         id=header.upload_id, site=site, study=header.study, revision=header.revision, round=header.round,
         attempt=header.attempt, content=header.content, manifest_sha256=header.manifest.digest(),
         payload_bytes=header.manifest.bytes, metrics=json.dumps(header.metrics), num_examples=header.num_examples,
-        num_validation=header.num_validation, received=0, opened_s=now,
+        num_validation=header.num_validation, received=0, decision="", code="", tensor="", opened_s=now,
     )  # fmt: skip
-
-
-def _first_counts(session: Session, site: str, header: UploadHeader) -> tuple[int, int] | None:
-    """The training and validation rows that a site reported with its first accepted update of a revision."""
-    values = {"of_study": header.study, "of_revision": header.revision, "of_site": site}
-    row = session.connection().execute(_FIRST_ACCEPTED, values).first()
-    return (row.num_examples, row.num_validation) if row else None
-
-
-def _refused_since(session: Session, site: str, since_s: float) -> int:
-    """How many uploads of a site were refused."""
-    return int(session.connection().execute(_REFUSED_SINCE, {"of_site": site, "since_s": since_s}).scalar_one())
-
-
-def _first_accepted() -> sa.Select[int, int]:
-    table = tables.Upload
-    chosen = sa.select(table.num_examples, table.num_validation).where(
-        table.study == sa.bindparam("of_study"), table.revision == sa.bindparam("of_revision"),
-        table.site == sa.bindparam("of_site"), table.decision == ACCEPTED,
-    )  # fmt: skip
-    return chosen.order_by(table.decided_s).limit(1)
-
-
-def _count_refused() -> sa.Select[int]:
-    table = tables.Upload
-    return sa.select(sa.func.count()).where(
-        table.site == sa.bindparam("of_site"), table.decision == REFUSED,
-        table.decided_s >= sa.bindparam("since_s"),
-    )  # fmt: skip
-
-
-_FIRST_ACCEPTED, _REFUSED_SINCE = _first_accepted(), _count_refused()

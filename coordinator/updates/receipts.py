@@ -22,6 +22,7 @@ from wardround.signing.dsse import Envelope
 
 MAX_COPIES_AN_HOUR = 30  # copies of all its receipts, of one site
 PAGE = 100  # receipts that are in memory at a time
+Chained = tables.Site | sa.Row[int | None, str, str]  # a site's record, or that of its chain: last receipt, ledger key
 
 
 class Receipts:
@@ -37,7 +38,7 @@ class Receipts:
         self._copies = Allowance("copies of receipts", wall_clock)
 
     def sign(
-        self, upload: tables.Upload, site: tables.Site, refusal: Refusal | None, ledger: LedgerHead | None
+        self, upload: tables.Upload, site: Chained, refusal: Refusal | None, ledger: LedgerHead | None
     ) -> Envelope:
         """The receipt of an upload that is decided now; it follows the last one of ``site``.
 
@@ -74,7 +75,7 @@ class Receipts:
     def _signed(
         self,
         upload: tables.Upload,
-        site: tables.Site,
+        site: Chained,
         decision: str,
         refusal: Refusal | None,
         ledger: LedgerHead | None,
@@ -93,7 +94,12 @@ class Receipts:
 def receipt_of(upload: tables.Upload) -> Envelope:
     """The receipt of a decided upload, byte for byte as it was signed."""
     assert upload.receipt is not None
-    return Envelope.from_document(json.loads(upload.receipt))
+    return envelope_of(upload.receipt)
+
+
+def envelope_of(receipt: str) -> Envelope:
+    """A receipt as it is kept."""
+    return Envelope.from_document(json.loads(receipt))
 
 
 def copy_of(store: Store, site: str, federation: str, key: Ed25519PrivateKey, now: float) -> Iterator[Envelope]:

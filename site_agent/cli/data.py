@@ -7,35 +7,31 @@ asked, and writes what is asked for as that user. Importing this needs neither t
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from site_agent import handoff
-from site_agent.cli import findings
 from site_agent.cli.fit import fit
 from site_agent.cli.listening import absolute, ask_listener, is_open
 from site_agent.cli.naming import data_add, file_option
 from site_agent.cli.options import State
-from site_agent.cli.progress import shown
 from site_agent.cli.summary import asked_for, summaries, summary
-from site_agent.gateway.consent.facts import begins_with
-from site_agent.state.directory import SiteState
-from site_agent.trainer.data import layouts, sources
+from site_agent.trainer.data import layouts
 from wardround import cli
 from wardround.cli import Json, group
 from wardround.errors import BadData, NeedsPerson, UsageProblem, WardroundError
-from wardround.local import outputs
-from wardround.records import trainer as records
-from wardround.records.schema import check
-from wardround.records.trainer import CHECKPOINT_KINDS
+from wardround.records.checkpoints import CHECKPOINT_KINDS
+
+if TYPE_CHECKING:
+    from site_agent.state.directory import SiteState
+    from site_agent.trainer.data import sources
+    from wardround.records import trainer as records
 
 Study = Annotated[str, typer.Argument(metavar="STUDY", help="The study's id.")]
 
 LISTED = {"public_data": "public data set"}  # what `data list` calls a key of data.toml, where not by its name
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there; never data, keys or a ledger.")]
 KIND_HELP = f"{', '.join(CHECKPOINT_KINDS[:-1])} or {CHECKPOINT_KINDS[-1]}."
-A = TypeVar("A", bound=records.Answer)
 
 data_app = group("Say what data of this hospital may be trained on.")
 models_app = group("The models that this hospital keeps.")
@@ -48,6 +44,9 @@ def data_public_data(
     state: State,
 ) -> None:
     """Say where this site's copy of a study's public data set is: rows of nobody, which the study's digest pins."""
+    from site_agent.state.directory import SiteState
+    from site_agent.trainer.data import sources
+
     SiteState(state).require_used()
     sources.name_public_data(state, name, absolute(path))
     cli.say(f"Written to {state / 'data.toml'}; approving, and each round, compare its digest with the study's")
@@ -65,6 +64,12 @@ def data_map(
     ] = "",
 ) -> None:
     """Say how a table's columns, codes, units and dates become a study's: draft a mapping to edit, or name one."""
+    from site_agent import handoff
+    from site_agent.state.directory import SiteState
+    from site_agent.trainer.data import sources
+    from wardround.records import trainer as records
+    from wardround.records.schema import check
+
     if study and summary:
         raise UsageProblem("found `--study` and `--request`: a mapping is drafted for one of them")
     site_state = SiteState(state)
@@ -84,13 +89,15 @@ def data_map(
 
 
 def _drafting(
-    state: SiteState, name: str, path: Path, *, study: str, summary: str
-) -> records.DraftMapping | records.DraftSummaryMapping:
+    state: "SiteState", name: str, path: Path, *, study: str, summary: str
+) -> "records.DraftMapping | records.DraftSummaryMapping":
     """What the trainer is asked for a draft.
 
     Raises:
         UsageProblem: there is nothing to draft it for.
     """
+    from wardround.records import trainer as records
+
     if summary:
         return records.DraftSummaryMapping(request=asked_for(state, summary), data=name, out=str(path))
     if not study:
@@ -111,7 +118,11 @@ def data_check(
     as_json: Json = False,
 ) -> None:
     """Read data as a study would, in an isolated process, and say all that does not fit, or what it makes of it."""
+    from site_agent import handoff
+    from site_agent.gateway.consent.facts import begins_with
     from site_agent.gateway.policy.refusing import refuse_plugins
+    from site_agent.state.directory import SiteState
+    from wardround.records import trainer as records
 
     site_state = SiteState(state)
     site = site_state.site().site
@@ -137,8 +148,10 @@ def data_check(
     cli.say(f"next: `site-agent approve {study} --data {name}`")
 
 
-def _print_misfits(study: str, name: str, examined: records.Examined, *, as_json: bool) -> NoReturn:
+def _print_misfits(study: str, name: str, examined: "records.Examined", *, as_json: bool) -> NoReturn:
     """Raises BadData, after what does not fit was printed."""
+    from site_agent.cli import findings
+
     if as_json:
         cli.print_json({"study": study, "data": name, "fits": False, **examined.to_document()})
     else:
@@ -152,8 +165,10 @@ def _print_misfits(study: str, name: str, examined: records.Examined, *, as_json
     )
 
 
-def _files(named: sources.DataSource) -> dict[str, str]:
+def _files(named: "sources.DataSource") -> dict[str, str]:
     """What a request says of where data lies."""
+    from wardround.records import trainer as records
+
     return {key: text for key, text in named.entry().items() if key in records.DataFiles.model_fields}
 
 
@@ -166,6 +181,9 @@ data_app.command("summary")(summary)
 @data_app.command("list")
 def data_list(state: State, as_json: Json = False) -> None:
     """The data that has a name here."""
+    from site_agent.state.directory import SiteState
+    from site_agent.trainer.data import sources
+
     SiteState(state).require_folder()
     known = sources.sources(state)
     if as_json:
@@ -183,6 +201,7 @@ def data_list(state: State, as_json: Json = False) -> None:
 def models_list(study: Study, state: State, as_json: Json = False) -> None:
     """The checkpoints of a study, with their scores on this hospital's own patients."""
     from site_agent.trainer.vault import models
+    from wardround.records import trainer as records
 
     request = records.ListCheckpoints(study=study)
     kept = models.listing(state, study) if _may_read(state) else ask_listener(state, request)
@@ -205,6 +224,9 @@ def models_export(
     as_json: Json = False,
 ) -> None:
     """Copy a checkpoint into a folder: weights, card, study, preprocessing, and a program that needs torch alone."""
+    from site_agent import handoff
+    from wardround.records import trainer as records
+
     _check_kind(kind)
     out = absolute(out)
     if _may_read(state):
@@ -255,6 +277,12 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict for new patients with one of this hospital's models, in an isolated process."""
+    from site_agent import handoff
+    from site_agent.cli.progress import shown
+    from site_agent.trainer.data import sources
+    from wardround.local import outputs
+    from wardround.records import trainer as records
+
     _check_kind(checkpoint)
     given = {"table": table, "images": images, "arrays": arrays, "files": files}
     paths = {key: str(absolute(path)) for key, path in given.items() if path is not None}
@@ -278,7 +306,7 @@ def predict(
         cli.say(note)
 
 
-def _print_checkpoints(rows: list[records.Checkpoint]) -> None:
+def _print_checkpoints(rows: list["records.Checkpoint"]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -297,6 +325,8 @@ def _print_checkpoints(rows: list[records.Checkpoint]) -> None:
 
 def _may_read(state: Path) -> bool:
     """Whether this user may read the models. False: they belong to the trainer's user."""
+    from site_agent.state.directory import SiteState
+
     SiteState(state).require_used()
     return is_open(state)
 

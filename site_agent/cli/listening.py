@@ -2,13 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from site_agent import handoff
 from wardround.errors import NeedsPerson
-from wardround.records import trainer as records
 
-A = TypeVar("A", bound=records.Answer)
+if TYPE_CHECKING:
+    from site_agent import handoff
+    from wardround.records import trainer as records
+
+A = TypeVar("A", bound="records.Answer")
 
 
 def is_open(state: Path) -> bool:
@@ -17,8 +19,10 @@ def is_open(state: Path) -> bool:
     return not folder.exists() or os.access(folder, os.R_OK | os.X_OK)
 
 
-def ask_listener(state: Path, request: records.Request[A], progress: handoff.OnProgress | None = None) -> A:
+def ask_listener(state: Path, request: "records.Request[A]", progress: "handoff.OnProgress | None" = None) -> A:
     """What the trainer's listener answers. Raises NeedsPerson: it does not run."""
+    from site_agent import handoff
+
     trainer = handoff.Trainer(state)
     if not trainer.available():
         raise NeedsPerson(

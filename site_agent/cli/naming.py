@@ -4,20 +4,18 @@ import errno
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from site_agent import handoff
 from site_agent.cli.listening import absolute, ask_listener, is_open
 from site_agent.cli.options import State
-from site_agent.cli.progress import shown
-from site_agent.state.directory import SiteState
-from site_agent.trainer.data import layouts, sources
+from site_agent.trainer.data import layouts
 from wardround import cli
 from wardround.errors import BadData, UsageProblem
-from wardround.records import trainer as records
-from wardround.records.schema import check
+
+if TYPE_CHECKING:
+    from wardround.records import trainer as records
 
 NETWORK = re.compile(r"[a-z0-9-]{1,40}")
 SHOWN = 5  # different sizes, or the like
@@ -87,6 +85,11 @@ def name_data(state: Path, name: str, named: dict[str, str], *, network: str = "
     Args:
         named: absolute paths and columns, by the keys of data.toml.
     """
+    from site_agent.state.directory import SiteState
+    from site_agent.trainer.data import sources
+    from wardround.records import trainer as records
+    from wardround.records.schema import check
+
     SiteState(state).require_folder()
     layouts.layout_of({key for key in named if key != "weights"})
     if network and not NETWORK.fullmatch(network):
@@ -102,13 +105,16 @@ def name_data(state: Path, name: str, named: dict[str, str], *, network: str = "
     cli.say(f"Written to {state / 'data.toml'}; digest {inspected.digest[:12]}…")
 
 
-def _look(state: Path, request: records.Inspect) -> records.Inspected:
+def _look(state: Path, request: "records.Inspect") -> "records.Inspected":
     """What an inspection finds.
 
     Raises:
         NeedsPerson: only the trainer's user may read the data, and the trainer does not run.
         BadData: as the trainer says it.
     """
+    from site_agent import handoff
+    from site_agent.cli.progress import shown
+
     if not is_open(state) and not handoff.Trainer(state).available():
         return ask_listener(state, request)  # which says what to start
     try:
@@ -120,7 +126,7 @@ def _look(state: Path, request: records.Inspect) -> records.Inspected:
         raise BadData(error.message, hint=UNREADABLE) from None
 
 
-def _counted(inspected: records.Inspected) -> str:
+def _counted(inspected: "records.Inspected") -> str:
     """What an inspection counted, as a person reads it."""
     if inspected.rows is None:
         return "files that a plug-in reads; `site-agent data check` says what is in them"

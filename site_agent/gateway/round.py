@@ -9,7 +9,8 @@
     settle      tell the trainer: accepted makes its private state current, refused drops it
 
 The journal is written before each step, so a crash anywhere goes on where it was: a trained update is sent, not trained
-again; a recorded one is asked about before it is sent again; a decision reaches the trainer.
+again; a recorded one is asked about before it is sent again; a decision reaches the trainer. After a loss of power it
+is as it was when the last update was to be sent, and the ledger says what became of that.
 """
 
 import logging
@@ -19,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from site_agent.gateway.connection.backoff import backoff
+from site_agent.gateway import asking
 from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
 from site_agent.gateway.connection.session import Session
 from site_agent.gateway.consent import approvals as consents
@@ -37,7 +38,7 @@ from site_agent.gateway.secure.checks import SumChecks
 from site_agent.gateway.secure.exchange import SecureRounds
 from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
-from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
+from wardround.errors import BadData, NeedsPerson, NotPermitted, WardroundError
 from wardround.local import traces
 from wardround.records import trainer as records
 from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment, SiteStatus
@@ -45,7 +46,6 @@ from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.tensors.files import TensorFile
 
 Answer = TypeVar("Answer", bound=records.Answer)
-TRAINER_TRIES = 8  # some 40 s of waiting in all: a listener is started again in less
 log = logging.getLogger(__name__)
 
 
@@ -69,6 +69,7 @@ class Rounds:
         self._session = session
         self._ledger = ledger
         self._trainer = trainer
+        self._told = set[str]()  # studies whose last accepted round the trainer has heard of from this process
         self._policy = PolicyEnforcement.of(state, site, ledger)
         self._staging = Staging(state.staging)
         self._downloads = Downloads(state, session, self._staging)
@@ -152,7 +153,7 @@ class Rounds:
                 self._hold(journal)
                 return True
         journal.phase, journal.upload_id = "uploading", upload.header.upload_id
-        self._state.save_journal(journal)
+        self._state.save_journal(journal, "content")
         receipt = egress.send(upload, self._session, self._ledger, self._policy, consent, interrupt)
         self._decide(journal, receipt, interrupt)
         receipts.refuse_if_ledger_refused(receipt)
@@ -206,6 +207,7 @@ class Rounds:
         """The journal for this assignment: the last one if it can go on, else a fresh one. What was made under another
         consent, perhaps from other data, never goes on."""
         self._settle(last, interrupt)
+        self._remind(last, interrupt)
         same_study = last.study_digest == assignment.digest and last.revision == assignment.revision
         same_consent = last.consent == consent.digest
         same_round = same_study and same_consent and (last.round, last.kind) == (assignment.round, assignment.kind)
@@ -226,6 +228,7 @@ class Rounds:
         return Journal(
             assignment.study, assignment.revision, assignment.digest, assignment.round, assignment.attempt,
             assignment.kind, base_digest=base, consent=consent.digest, lowest_loss=lowest_loss(last, consent),
+            untold=last.untold if last.revision == assignment.revision else 0,
         )  # fmt: skip
 
     def _usable(self, journal: Journal, base: str) -> bool:
@@ -251,7 +254,7 @@ class Rounds:
         if assignment.base is None:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
         journal.phase = "training"
-        self._state.save_journal(journal, "content")
+        self._state.save_journal(journal, "nothing")
         keep = self._sums.keep(consent, assignment)
         base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt, keep)
         self._sums.before_training(consent, assignment, interrupt)
@@ -269,8 +272,8 @@ class Rounds:
             raise
         self._staging.remove(base)
         measured = self._take_result(journal, result, consent)
-        journal.phase = "trained"
-        self._state.save_journal(journal, "content")
+        journal.phase, journal.untold = "trained", 0  # the trainer has kept this round, and with it the one before
+        self._state.save_journal(journal, "nothing")
         return measured
 
     def _take_result(self, journal: Journal, result: records.Validated, consent: Consent) -> Measured | None:
@@ -281,7 +284,7 @@ class Rounds:
         measured = None
         if journal.update:
             measured = egress.take(self._staging, self._policy, journal, consent, self._state.own_copy(journal.study))
-            journal.update_digest = measured[0].digest()
+            journal.update_digest = measured.manifest.digest()
         return measured
 
     def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
@@ -304,7 +307,7 @@ class Rounds:
         consent = self._state.consent(journal.study)  # a site that evaluates goes on from what it has judged
         journal.applied = not journal.update and not (consent is not None and consent.evaluates)
         if journal.applied:
-            self._state.save_journal(journal, "content")
+            self._state.save_journal(journal, "nothing")
         self._settle(journal, interrupt)  # and writes it down when the trainer has heard; until then the ledger has it
 
     def _settle(self, journal: Journal, interrupt: Interrupt) -> None:
@@ -314,7 +317,21 @@ class Rounds:
         form = records.Commit if journal.decision == ACCEPTED else records.Discard
         self._ask(form(study=journal.study, revision=journal.revision, round=journal.round), interrupt)
         journal.applied = True
-        self._state.save_journal(journal, "content")
+        if journal.decision == ACCEPTED:
+            journal.untold = journal.round
+            self._told.add(journal.study)
+        self._state.save_journal(journal, "nothing")
+
+    def _remind(self, journal: Journal, interrupt: Interrupt) -> None:
+        """Let the trainer hear once more, in this process's first round of a study, what it may have forgotten with the
+        power. Where a person has removed what it kept, it begins with what there is."""
+        if journal.untold and journal.study not in self._told:
+            accepted = records.Commit(study=journal.study, revision=journal.revision, round=journal.untold)
+            try:
+                self._ask(accepted, interrupt)
+            except NeedsPerson as error:
+                log.warning("%s. %s", error.message, error.hint)
+        self._told.add(journal.study)
 
     def _stop(self, assignment: Assignment, interrupt: Interrupt) -> None:
         consent = self._state.consent(assignment.study)
@@ -327,6 +344,7 @@ class Rounds:
         if assignment.reason not in ("finished", "stopped", "failed") or journal.ended:
             return
         if assignment.reason == "finished" and consent.state == "approved":
+            self._remind(journal, interrupt)
             self._finish(assignment, consent, interrupt)
         self._forget_files(journal)
         self._secure.ended(assignment.study)
@@ -336,10 +354,10 @@ class Rounds:
 
     def _finish(self, assignment: Assignment, consent: Consent, interrupt: Interrupt) -> None:
         """Hand the best global model to the trainer, if the study has one, and let it finish its checkpoints."""
-        best = None
-        if assignment.best is not None:
-            file = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
-            best = records.BestModel(round=assignment.best.round, file=file)
+        best, named = None, self._sums.believed(consent, assignment.best)
+        if named is not None:
+            file = self._downloads.fetch(assignment, named, consent, "best", interrupt)
+            best = records.BestModel(round=named.round, file=file)
         rows = assignment.contributions
         self._ask(records.Finish(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest,
@@ -357,36 +375,8 @@ class Rounds:
         interrupt: Interrupt,
         progress: Callable[[records.Progress], None] | None = None,
     ) -> Answer:
-        """Ask the trainer; again where its worker or its listener ended under the request. A deadline that passes
-        meanwhile calls the round off.
-
-        Raises:
-            Interrupted: called off; the trainer may still be at it.
-            NeedsPerson: the trainer cannot be reached. That is its failure, not the coordinator's.
-            WardroundError: what it said.
-        """
-        for tries, wait_s in enumerate(backoff(0.5), 1):
-            interrupt.check()
-            try:
-                with traces.step(request.command):
-                    return self._trainer.ask(request, progress, ending=interrupt.ending)
-            except Unavailable as error:
-                interrupt.check()  # it was hung up from here
-                if tries >= TRAINER_TRIES:
-                    raise NeedsPerson(
-                        f"the trainer does not answer: {error.message}",
-                        hint="`site-agent status`; is `site-agent run --only trainer` running?",
-                        code=records.TRAINING_FAILED,
-                    ) from None
-                why = error.message
-            except TryAgain as error:
-                interrupt.check()
-                if tries >= TRAINER_TRIES or error.code != records.TRAINING_FAILED:
-                    raise
-                why = error.message
-            log.warning("%s; the trainer is asked to %s again in %.1f s", why, request.command, wait_s)
-            interrupt.wait(wait_s)
-        raise AssertionError("backoff never ends")
+        """As ``asking.ask``."""
+        return asking.ask(self._trainer, request, interrupt, progress)
 
     def _abort(self, request: records.Train | records.Validate) -> None:
         try:

@@ -51,9 +51,9 @@ def _home(here: Here, today: str) -> Iterator[Block]:
         yield Heading("What waits to be released")
         so_far = {row.id: here.left.endorsed.get((row.id, row.round), ("", ()))[1] for row in held}
         columns = ("study", "round", "of", *(("released so far by",) if any(so_far.values()) else ()))
-        rows = tuple((row.id, str(row.round), str(row.rounds), _and(so_far[row.id])) for row in held)
+        waiting = ((row.id, str(row.round), str(row.rounds), _and(so_far[row.id])) for row in held)
         yield Grid(
-            columns, tuple(row[: len(columns)] for row in rows), numbers=(1, 2),
+            columns, tuple(row[: len(columns)] for row in waiting), numbers=(1, 2),
             links=tuple(f"/studies/{quote(row.id)}/rounds/{row.round}" for row in held),
         )  # fmt: skip
     if here.proposed.sha256:
@@ -155,10 +155,9 @@ def study_page(preview: Preview, row: StudyRow, endorsed: Sequence[str], *, may_
 
 def _study(preview: Preview, row: StudyRow, endorsed: Sequence[str]) -> Iterator[Block]:
     account = preview.account
-    by = f" by {row.approved_by}" if row.approved_by and row.state not in NEW else ""
     tones: dict[str, Tone] = {"offered": "open", "changed": "bad", "held": "open", "withdrawn": "plain"}
     yield Answer(
-        tones.get(row.state, "good"), f"{_state(row)}{by}.", "; ".join(row.changes),
+        tones.get(row.state, "good"), f"{_state(row)}.", "; ".join(row.changes),
         (Claim("Study's digest", "plain", f"{account.study_digest[:SHORT]}, revision {account.revision}"),),
     )  # fmt: skip
     if account.title:
@@ -176,11 +175,13 @@ def _study(preview: Preview, row: StudyRow, endorsed: Sequence[str]) -> Iterator
 
 
 def _state(row: StudyRow) -> str:
+    approved = f"Approved by {row.approved_by}" if row.approved_by else "Approved"
     words = {
         "offered": "Offered to this site; nobody approved it", "changed": "Changed since it was approved: it waits",
-        "withdrawn": "Withdrawn: nothing of it leaves", "held": f"Round {row.round} waits to be released",
+        "withdrawn": "Withdrawn: nothing of it leaves", "approved": approved,
+        "held": f"{approved}; round {row.round} waits to be released",
     }  # fmt: skip
-    return words.get(row.state, f"Approved, and {row.state}" if row.state != "approved" else "Approved")
+    return words.get(row.state, f"{approved}, and {row.state}")
 
 
 def _changed(preview: Preview) -> Iterator[Block]:

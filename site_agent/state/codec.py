@@ -5,8 +5,9 @@ in the file is another has it as its ``Field(alias=...)``.
 """
 
 import json
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import ConfigDict, TypeAdapter
 
@@ -16,6 +17,7 @@ from wardround.signing import canonical
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Record = TypeVar("Record")
+REMEMBERED_BYTES = 256 * 1024
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
@@ -53,21 +55,46 @@ def from_bytes(kind: type[Record], data: bytes) -> Record:
 
 
 def read(path: Path, kind: type[Record]) -> Record:
-    """The record at ``path``.
+    """The record at ``path``. Raises as ``parsed``."""
+    return parsed(path, kind, content(path, kind))
+
+
+def content(path: Path, kind: type[Record]) -> bytes:
+    """The bytes of a record's file. Raises as ``parsed``."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        if descriptors.ran_out(error):
+            raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
+        raise _damaged(path, kind) from None
+
+
+def parsed(path: Path, kind: type[Record], data: bytes) -> Record:
+    """The record whose bytes were read at ``path``.
 
     Raises:
         BadData: the file is damaged; it says which, and that nothing was changed.
         TryAgain: there is no file descriptor for it now.
     """
     try:
-        return from_bytes(kind, path.read_bytes())
-    except (BadData, ValueError, OSError) as error:  # pydantic's is a ValueError
-        if descriptors.ran_out(error):
-            raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
-        raise BadData(
-            f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
-            hint="restore it from a backup; the ledger and the models beside it are untouched",
-        ) from None
+        if len(data) <= REMEMBERED_BYTES and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            return cast(Record, _remembered(kind, data))  # type: ignore[arg-type]
+        return from_bytes(kind, data)
+    except (BadData, ValueError):  # pydantic's is a ValueError
+        raise _damaged(path, kind) from None
+
+
+@lru_cache(maxsize=8)
+def _remembered(kind: Any, data: bytes) -> object:
+    """The record in ``data``, which is read many times in a round and changes between studies."""
+    return from_bytes(kind, data)
+
+
+def _damaged(path: Path, kind: type[Any]) -> BadData:
+    return BadData(
+        f"{path} is damaged or of another version: it does not hold the fields of {kind.__name__.lower()}",
+        hint="restore it from a backup; the ledger and the models beside it are untouched",
+    )
 
 
 def _adapter(kind: type[Record]) -> TypeAdapter[Record]:

@@ -5,7 +5,7 @@
     previews/STUDY.json  the account of it that a person was shown last
     consents/STUDY.json  what a person approved or withdrew last; consents/STUDY/ has each time, for good
     policy.toml          what may leave, written by a person; policies/SHA256.toml has each that was in force
-    journal/STUDY.json   how far the current round is
+    journal/STUDY.json   how far the current round is; STUDY.now, while it counts, says how far it is since then
     peers.json           the other hospitals whose ledger keys people here have compared
     receipts.jsonl       the coordinator's copy of this site's receipts, when it was asked for
     outgoing/STUDY.safetensors   the gateway's own copy of an update: what is measured, recorded and sent
@@ -29,7 +29,7 @@ from pathlib import Path
 
 from site_agent.state import codec, formats
 from site_agent.state.consent import APPROVED, WITHDRAWN, Consent, Endorsement, Shown, data_changed, exposed
-from site_agent.state.journal import Journal
+from site_agent.state.journal import Journal, step_after, taken_after
 from site_agent.state.offer import Offer
 from site_agent.state.person import Person
 from site_agent.state.progress import study_state
@@ -271,12 +271,27 @@ class SiteState:
         durable.write_file(self._file("previews", study), codec.to_bytes(shown))
 
     def journal(self, study: str) -> Journal:
-        path = self._file("journal", study)
-        return codec.read(path, Journal) if path.exists() else Journal(study)
+        path, since = self._file("journal", study), self._file("journal", study, "now")
+        now = codec.content(since, Journal) if since.exists() else b""  # first: a kept one that is newer counts
+        kept = codec.content(path, Journal) if path.exists() else None
+        if step := taken_after(kept or b"", now):
+            return codec.parsed(since, Journal, step)
+        return codec.parsed(path, Journal, kept) if kept is not None else Journal(study)
 
     def save_journal(self, journal: Journal, lasting: durable.Lasting = "all") -> None:
-        """Write it down. With "content", after a loss of power it may be the one before, which goes on as well."""
-        durable.write_file(self._file("journal", journal.study), codec.to_bytes(journal), lasting=lasting)
+        """Write it down.
+
+        With "content", after a loss of power it may be the one before. With "nothing" it lasts as long as the power:
+        after a loss of that it is the last one that was to last longer.
+        """
+        path, since = self._file("journal", journal.study), self._file("journal", journal.study, "now")
+        data = codec.to_bytes(journal)
+        if lasting == "nothing":
+            kept = path.read_bytes() if path.exists() else b""
+            durable.write_file(since, step_after(kept, data), lasting="nothing")
+        else:
+            durable.write_file(path, data, lasting=lasting)
+            durable.remove(since, lasting=False)
 
     def _file(self, folder: str, study: str, ending: str = "json") -> Path:
         if not STUDY_NAME.fullmatch(study):

@@ -829,6 +829,27 @@ def left_out(site: SiteWorld, kind: str) -> int:
     return sum(line.get("left_out", 0) for line in site.lines(kind))
 
 
+@pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/ledger_state.py")
+def test_quotas_begun_anew(site: SiteWorld) -> None:
+    """The day's quota is spent. The coordinator takes the ledger no longer, so that people begin a new one, as the hint
+    says: each new ledger let as much leave again."""
+    site.join()
+    site.offer()
+    site.start()
+    site.draft(("numbers_per_day = ", "numbers_per_day = 4 # "))  # two metrics and two counts
+    site.approve()
+    site.coordinator.wait_declared("READY")
+    site.coordinator.assign(STUDY, 1)
+    site.coordinator.wait_receipts(1)
+    site.roll_over()
+    site.coordinator.wait_connected()
+    site.coordinator.assign(STUDY, 2)
+    site.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
+    (blocked,) = site.lines("blocked")
+    assert blocked["rule"] == "quotas.numbers_per_day = 4"
+    assert not site.lines("upload")  # in the new ledger
+
+
 @pytest.mark.attack(promise="P2", refused_by="proto/wardround/local/rate_limit.py")
 @pytest.mark.parametrize("blocked", [False, True])
 def test_lines_without_end(site: SiteWorld, blocked: bool, caplog: pytest.LogCaptureFixture) -> None:

@@ -19,11 +19,13 @@ from site_agent.audit.sums import check_sum
 from tests import commands
 from tests.attacks import ledgers
 from tests.site_agent.secure_sites import STUDY, SecureSites
+from tests.site_agent.site_world import PERSON, SiteWorld
+from tests.site_agent.test_several_people import both_verifiers_agree, put, two_for_the_policy
 from tests.site_agent.test_sum_in_a_bundle import bundled as sums_bundled
 from tools import verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made
 from tools.world import World
-from wardround.errors import BadData
+from wardround.errors import BadData, NeedsPerson
 from wardround.records.receipt_copy import Statement
 from wardround.records.receipts import EMPTY_HEAD, RECEIPT_TYPE
 from wardround.signing import canonical, dsse
@@ -476,3 +478,27 @@ def test_path_in_a_set_of_a_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         check_sum(sums_bundled(world, lambda files: files.update(vectors)), STUDY, 2, None)
     assert not [*tmp_path.rglob("written*"), *tmp_path.rglob("absolute*")]
     world.close()
+
+
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/exit/ledger_state.py")
+def test_policy_of_one_person_in_a_new_ledger(site: SiteWorld) -> None:
+    """Two people must agree to another policy. One writes it by hand and begins a new ledger, which one person may do:
+    it began with what lay there."""
+    before = two_for_the_policy(site)
+    site.coordinator.wait_declared("READY")
+    alone = before.replace(b"persons = 2", b"persons = 1")
+    site.state.policy.write_bytes(alone)
+    site.roll_over()
+    site.coordinator.wait_connected()
+    site.coordinator.assign(STUDY, 1)
+    site.coordinator.wait_declared("DECLINED", "DECLINED_POLICY")
+    with pytest.raises(NeedsPerson, match="the policy in force wants 2 different people to change it"):
+        site.approve()
+    assert not site.lines("upload")
+    with pytest.raises(NeedsPerson, match="agreed to by dpo, 1 of the 2 people"):
+        put(site, alone, before, PERSON)
+    site.state.policy.write_bytes(before)  # what they agreed to counts in the new ledger too
+    site.coordinator.assign(STUDY, 2)
+    site.coordinator.wait_receipts(1)
+    assert site.lines("policy")[-1]["persons"] == 2
+    both_verifiers_agree(site)

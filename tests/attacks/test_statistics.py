@@ -92,6 +92,22 @@ def test_overlapping_requests(site: SiteWorld) -> None:
     assert len(site.coordinator.told) == 1
 
 
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/exit/ledger_state.py")
+def test_overlapping_requests__after_a_rollover(site: SiteWorld) -> None:
+    """The coordinator takes the ledger no longer, so that people begin a new one, as the hint says: in that no figures
+    have left yet, and the narrower request was answered without a word."""
+    open_world(site, policy=POLICY.replace("= 100\n", "= 1000\n"))
+    tell(site)
+    site.roll_over()
+    site.coordinator.wait_connected()
+    site.coordinator.summary_requests = [canonical.dumps(asked("icu-2", columns=[{"name": "alter"}]).document())]
+    assert site.trainer is not None
+    site.trainer.summary = answered(AGE, sources=("years",))
+    with pytest.raises(NeedsPerson, match="figures of these columns have left already: `years` on "):
+        tell(site, "icu-2")
+    assert len(site.coordinator.told) == 1
+
+
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/summaries.py")
 def test_request_swapped_before_it_is_sent(site: SiteWorld) -> None:
     """What a person looked at is one request; what the coordinator offers a second later is another."""

@@ -31,6 +31,14 @@ def announced() -> Manifest:
 OPENED = replace(HEADER, upload_id="ab" * 16, manifest=announced())
 
 
+def row_of(received: int) -> tables.Upload:
+    return tables.Upload(
+        id=OPENED.upload_id, site="alpha", study="trial", revision=1, round=2, attempt=1, content="",
+        manifest_sha256=OPENED.manifest.digest(), payload_bytes=32, metrics="[]", num_examples=10,
+        num_validation=3, received=received, opened_s=0.0,
+    )  # fmt: skip
+
+
 class Receiver:
     """A store and a folder of spools; the row of one upload is written."""
 
@@ -39,16 +47,10 @@ class Receiver:
         self.store = Store(folder / "coordinator.db")
         self.blobs = Blobs(folder)
         with self.store.write() as session:
-            session.add(
-                tables.Upload(
-                    id=OPENED.upload_id, site="alpha", study="trial", revision=1, round=2, attempt=1, content="",
-                    manifest_sha256=OPENED.manifest.digest(), payload_bytes=32, metrics="[]", num_examples=10,
-                    num_validation=3, opened_s=0.0,
-                )
-            )  # fmt: skip
+            session.add(row_of(0))
 
     def reception(self, header: UploadHeader = OPENED, durable: int = 0) -> Reception:
-        reception = Reception("alpha", header, self.store, self.blobs, durable, UpdateTerms())
+        reception = Reception("alpha", header, self.store, self.blobs, row_of(durable), UpdateTerms())
         reception.prepare()
         return reception
 
@@ -113,6 +115,7 @@ def test_a_stream_that_ends_notes_what_came_and_the_next_one_goes_on_there(recei
 
 def test_much_is_noted_on_the_way(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive, "ACK_BYTES", 8)
+    monkeypatch.setattr(receive, "ACK_S", 0.0)
     reception = receiver.reception()
     assert [reception.take(offset, PAYLOAD[offset : offset + 4]) for offset in (0, 4, 8)] == [None, 8, None]
     assert receiver.noted() == 8
@@ -139,12 +142,14 @@ def test_while_an_update_is_judged_no_other_stream_takes_its_spool(receiver: Rec
 def test_a_site_has_two_receptions_at_most_and_one_of_an_upload(receiver: Receiver) -> None:
     receptions = Receptions()
     receptions.refuse_crowd("alpha", OPENED.upload_id)
-    first = Reception("alpha", OPENED, receiver.store, receiver.blobs, 0, UpdateTerms())
+    first = Reception("alpha", OPENED, receiver.store, receiver.blobs, row_of(0), UpdateTerms())
     receptions.add(first)
     with pytest.raises(TryAgain, match="site `alpha` has 1 uploads under way"):
         receptions.refuse_crowd("alpha", OPENED.upload_id)
     receptions.refuse_crowd("alpha", "cd" * 16)
-    other = Reception("alpha", replace(OPENED, upload_id="cd" * 16), receiver.store, receiver.blobs, 0, UpdateTerms())
+    other = Reception(
+        "alpha", replace(OPENED, upload_id="cd" * 16), receiver.store, receiver.blobs, row_of(0), UpdateTerms()
+    )
     receptions.add(other)
     with pytest.raises(TryAgain, match="site `alpha` has 2 uploads under way"):
         receptions.refuse_crowd("alpha", "ef" * 16)
@@ -155,7 +160,10 @@ def test_a_site_has_two_receptions_at_most_and_one_of_an_upload(receiver: Receiv
 
 def test_only_the_reception_on_the_list_can_be_taken_off_it(receiver: Receiver) -> None:
     receptions = Receptions()
-    older, newer = receiver.reception(), Reception("alpha", OPENED, receiver.store, receiver.blobs, 0, UpdateTerms())
+    older, newer = (
+        receiver.reception(),
+        Reception("alpha", OPENED, receiver.store, receiver.blobs, row_of(0), UpdateTerms()),
+    )
     receptions.add(older)
     receptions.add(newer)
     receptions.close(older)

@@ -9,6 +9,7 @@ from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.approvals import study_request
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.join import join
+from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.policy import text as policy_text
 from site_agent.gateway.service import RequestDispatcher
 from site_agent.state.directory import SiteState
@@ -97,6 +98,13 @@ class SiteWorld:
     def restart(self) -> Agent:
         assert self.agent is not None
         self.agent.stop()
+        return self.start()
+
+    def roll_over(self) -> Agent:
+        """`audit rollover`, and the agent after it."""
+        assert self.agent is not None
+        self.agent.stop()
+        roll_over(self.state)
         return self.start()
 
     def command(self, name: str, **fields: Any) -> Any:

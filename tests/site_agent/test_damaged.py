@@ -218,7 +218,7 @@ def test_a_command_that_is_not_of_its_form_is_refused(state: SiteState, request_
 
 def test_a_damaged_index_or_card_of_the_vault_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "studies" / STUDY / "1"
-    kept = Kept(round=1, folder="state-00001-0123456789ab", tensors="ab" * 32, meta="cd" * 32)
+    kept = Kept(round=1, file="state-00001-0123456789ab.safetensors", sha256="ab" * 32)
     good = canonical.loads(Index(study_digest="ab" * 32, committed=(kept,)).to_bytes())
     folder.mkdir(parents=True)
     here = Vault(tmp_path, STUDY, 1)

@@ -407,7 +407,7 @@ def test_a_round_whose_deadline_passed_is_not_trained_again(world: SiteWorld, mo
     """The coordinator calls it off; the next one is not disturbed by what became of it."""
     world.ready()
     assert world.trainer is not None
-    monkeypatch.setattr("site_agent.gateway.round.backoff", lambda *_: iter([60.0] * 8))
+    monkeypatch.setattr("site_agent.gateway.asking.backoff", lambda *_: iter([60.0] * 8))
     world.trainer.dies = [TryAgain("it ended", code="DECLINED_TRAINING_FAILED")]
     world.coordinator.assign(STUDY, 1)
     world.trainer.wait_asked("train")
@@ -419,7 +419,7 @@ def test_a_round_whose_deadline_passed_is_not_trained_again(world: SiteWorld, mo
 def test_a_worker_that_ends_each_time_declines_the_round(world: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.ready()
     assert world.trainer is not None
-    monkeypatch.setattr("site_agent.gateway.round.backoff", lambda *_: iter([0.0] * 8))
+    monkeypatch.setattr("site_agent.gateway.asking.backoff", lambda *_: iter([0.0] * 8))
     world.trainer.failure = TryAgain("it ended", code="DECLINED_TRAINING_FAILED")
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_declared("DECLINED", "DECLINED_TRAINING_FAILED")

@@ -3,7 +3,6 @@
 import hashlib
 import itertools
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +15,11 @@ from hypothesis import given, settings
 
 from fl_algorithms.engine.session import SessionState
 from site_agent.trainer.rounds import sessions
-from site_agent.trainer.rounds.tensorfiles import file_of, from_bytes, manifest_of, payload, specs_of
+from site_agent.trainer.rounds.tensorfiles import beside_in, file_of, from_bytes, manifest_of, payload, specs_of
 from site_agent.trainer.vault import models
 from site_agent.trainer.vault.cards import Card
 from site_agent.trainer.vault.index import Index, Origin
-from site_agent.trainer.vault.states import StoredState, Vault
+from site_agent.trainer.vault.states import Vault
 from tests.drawn_records import of
 from tests.site_agent.trainer_world import small_study
 from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
@@ -29,7 +28,7 @@ from wardround.records.trainer import Trained
 from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
-DIGEST = "ab" * 32
+DIGEST, CRC32 = "ab" * 32, "ab" * 4
 ORIGIN = Origin(command="train", base_digest="ba" * 32, data_digest="da" * 32)
 
 
@@ -87,24 +86,23 @@ def answer(number: int) -> Trained:
 
 def keep(vault: Vault, number: int) -> None:
     """Train round ``number``, in pretence."""
-    state = StoredState(tuple(file_of(tensors(number))), canonical.dumps({"round": number}))
-    vault.keep_pending(number, state, ORIGIN, answer(number), DIGEST)
+    vault.keep_pending(number, file_of(tensors(number), {"round": str(number)}), ORIGIN, answer(number), CRC32)
 
 
-def card(number: int, model_digest: str, preprocessing: bytes) -> Card:
+def card(number: int, model_digest: str, preprocessing: bytes, kind: str = "latest") -> Card:
     return Card(
-        study="small", revision=1, study_digest=DIGEST, site="north", kind="latest", round=number, score=0.5,
+        study="small", revision=1, study_digest=DIGEST, site="north", kind=kind, round=number, score=0.5,
         metric="accuracy", split="test", scores={"accuracy": 0.5}, val_loss=None, model_digest=model_digest,
         data_digest=DIGEST, created="2026-03-01T09:00:00+00:00", wardround="0.1", torch="2", device="cpu", threads=1,
         instruction_set="AVX2", preprocessing_sha256=hashlib.sha256(preprocessing).hexdigest(),
     )  # fmt: skip
 
 
-def keep_model(vault: Vault, number: int) -> None:
+def keep_model(vault: Vault, number: int, kind: str = "latest") -> None:
     model = {"w": torch.full((2,), float(number)), "count": torch.tensor(number)}
     specs = specs_of(model)
     preprocessing = b'{"mean": ["0.5"]}'
-    written = card(number, manifest_of(model, specs).digest(), preprocessing)
+    written = card(number, manifest_of(model, specs).digest(), preprocessing, kind)
     vault.keep_checkpoint(written, specs, payload(model, specs), preprocessing)
 
 
@@ -114,8 +112,8 @@ def current(vault: Vault, before: int = 100) -> int:
     if kept is None:
         return 0
     stored = vault.load(kept)
-    assert canonical.loads(stored.meta) == {"round": kept.round}
-    assert torch.equal(from_bytes(b"".join(stored.tensors))["private/w"], tensors(kept.round)["private/w"])
+    assert beside_in(stored) == {"round": str(kept.round)}
+    assert torch.equal(from_bytes(stored)["private/w"], tensors(kept.round)["private/w"])
     return kept.round
 
 
@@ -131,8 +129,8 @@ def test_state_comes_back_bit_for_bit(vault: Vault) -> None:
         "a/b": torch.tensor([float("nan"), -0.0, 1e-45]), "half": torch.ones(2, dtype=torch.bfloat16),
         "empty": torch.zeros((0, 3)), "scalar": torch.tensor(7), "flags": torch.tensor([True, False]),
     }  # fmt: skip
-    kept = vault.keep_pending(1, StoredState(tuple(file_of(odd)), b"{}"), ORIGIN, answer(1), DIGEST)
-    back = from_bytes(b"".join(vault.load(kept).tensors))
+    kept = vault.keep_pending(1, file_of(odd), ORIGIN, answer(1), CRC32)
+    back = from_bytes(vault.load(kept))
     assert back.keys() == odd.keys()
     for name, tensor in odd.items():
         assert back[name].dtype == tensor.dtype
@@ -152,7 +150,7 @@ def test_pending_answer_is_given_for_the_same_question_alone(vault: Vault) -> No
     keep(vault, 1)
     pending = vault.pending(1, ORIGIN)
     assert pending is not None
-    assert (pending.answer, pending.update_digest) == (answer(1), DIGEST)
+    assert (pending.answer, pending.update_crc32) == (answer(1), CRC32)
     assert vault.pending(1, ORIGIN.model_copy(update={"base_digest": "cc" * 32})) is None
     assert vault.pending(2, ORIGIN) is None
 
@@ -169,8 +167,29 @@ def test_two_states_are_kept_so_that_a_round_can_be_repeated(vault: Vault) -> No
     for number in range(1, 6):
         keep(vault, number)
         vault.commit(number)
-    assert len(list(vault.folder.glob("state-*"))) == 2
     assert (current(vault, before=6), current(vault, before=5)) == (5, 4)
+    keep(vault, 6)
+    assert [path.name[:11] for path in sorted(vault.folder.glob("state-*"))] == [
+        "state-00004",
+        "state-00005",
+        "state-00006",
+    ]
+
+
+def test_a_loss_of_power_may_take_the_word_that_a_round_was_accepted_and_it_is_said_again(vault: Vault) -> None:
+    """The index is durable, the word beside it is not; from the next round on the index has both."""
+    keep(vault, 1)
+    vault.commit(1)
+    (word,) = vault.folder.glob("*.accepted")
+    word.unlink()
+    assert current(vault) == 0
+    vault.commit(1)
+    assert current(vault) == 1
+    keep(vault, 2)
+    assert not list(vault.folder.glob("*.accepted"))
+    assert (current(vault), vault.index().committed[-1].round) == (1, 1)
+    vault.commit(1)  # said again by a gateway that was started anew
+    assert (current(vault), vault.pending(2, ORIGIN) is not None) == (1, True)
 
 
 def test_crash_while_a_round_is_kept_and_committed_leaves_the_old_or_the_new(
@@ -185,7 +204,7 @@ def test_crash_while_a_round_is_kept_and_committed_leaves_the_old_or_the_new(
         keep(vault, 2)
         vault.commit(2)
 
-    for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=7):
+    for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=3):
         vault.open(DIGEST, {"study": "small"})
         assert current(vault) in (1, 2)
         if current(vault) == 1:
@@ -193,17 +212,18 @@ def test_crash_while_a_round_is_kept_and_committed_leaves_the_old_or_the_new(
                 keep(vault, 2)
             vault.commit(2)
         assert current(vault) == 2
-        assert len(list(vault.folder.glob("state-*"))) == 2
+        keep(vault, 3)
+        assert len(list(vault.folder.glob("state-*"))) == 3
 
 
 def test_crash_while_a_checkpoint_is_replaced_leaves_the_old_or_the_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def first(vault: Vault) -> None:
-        keep_model(vault, 1)
+        keep_model(vault, 1, "best_local")
 
     def second(vault: Vault) -> None:
-        keep_model(vault, 2)
+        keep_model(vault, 2, "best_local")
 
     for vault in crashed_everywhere(tmp_path, monkeypatch, first, second, at_least=2):
         (found,) = vault.checkpoints()
@@ -242,20 +262,19 @@ def test_damaged_index_is_refused(vault: Vault) -> None:
         vault.start_of(1)
 
 
-@pytest.mark.parametrize("name", ["tensors.safetensors", "meta.json"])
-def test_damaged_state_is_refused_and_never_passed_over(vault: Vault, name: str) -> None:
+def test_damaged_state_is_refused_and_never_passed_over(vault: Vault) -> None:
     for number in (1, 2):
         keep(vault, number)
         vault.commit(number)
     kept = vault.start_of(3)
     assert kept is not None
-    path = vault.folder / kept.folder / name
+    path = vault.folder / kept.file
     path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(NeedsPerson, match=f"{name} is damaged: its SHA-256 is") as refused:
+    with pytest.raises(NeedsPerson, match=f"{kept.file} is damaged: its SHA-256 is") as refused:
         vault.load(kept)
-    assert refused.value.hint.endswith(f"delete {vault.folder / kept.folder}")
+    assert refused.value.hint.endswith("to go on from the state before it, delete it")
     path.unlink()
-    with pytest.raises(BadData, match=f"{name}: No such file"):
+    with pytest.raises(BadData, match=f"{kept.file}: No such file"):
         vault.load(kept)
 
 
@@ -279,20 +298,23 @@ def test_a_card_that_a_loss_of_power_tore_is_exported_as_it_stands_in_the_model(
     assert (out / "card.json").read_bytes() == whole
 
 
-def test_a_round_whose_folder_a_loss_of_power_took_is_done_again(vault: Vault) -> None:
-    """The index may be there without the folder beside it: then its round was answered to nobody."""
+def test_a_round_whose_file_a_loss_of_power_took_is_done_again(vault: Vault) -> None:
+    """The index may be there without the file beside it: then its round was answered to nobody."""
     keep(vault, 1)
     pending = vault.pending(1, ORIGIN)
     assert pending is not None
-    shutil.rmtree(vault.folder / pending.state.folder)
+    (vault.folder / pending.state.file).unlink()
     assert vault.pending(1, ORIGIN) is None
     keep(vault, 1)
     vault.commit(1)
     assert current(vault) == 1
 
 
-def test_a_rounds_state_takes_five_fsyncs_and_a_checkpoint_two(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep_model(vault, 1)
+def test_a_round_takes_four_fsyncs_and_two_more_where_its_model_is_the_best(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("latest", "best_local"):
+        keep_model(vault, 1, kind)
     synced, really = list[Path](), durable._sync
 
     def note(descriptor: int, path: Path) -> None:
@@ -301,11 +323,13 @@ def test_a_rounds_state_takes_five_fsyncs_and_a_checkpoint_two(vault: Vault, mon
 
     monkeypatch.setattr(durable, "_sync", note)
     keep_model(vault, 2)
-    assert [path.name for path in synced] == ["model.safetensors", "latest"]
-    synced.clear()
     keep(vault, 2)
-    (state,) = (path.name for path in vault.folder.glob("state-*"))
-    assert [path.name for path in synced] == ["tensors.safetensors", "meta.json", state, "index.json", "1"]
+    vault.commit(2)
+    (state,) = (path.name for path in vault.folder.glob("state-*.safetensors"))
+    assert [path.name for path in synced] == ["model.safetensors", state, "index.json", "1"]
+    synced.clear()
+    keep_model(vault, 2, "best_local")
+    assert [path.name for path in synced] == ["model.safetensors", "best_local"]
 
 
 def test_model_without_a_card_or_with_anothers_is_refused(vault: Vault) -> None:
@@ -382,6 +406,6 @@ def test_index_and_card_survive_being_written(index: dict[str, Any], card: dict[
 
 def test_session_survives_being_kept() -> None:
     state = SessionState({"private/w": torch.ones(2)}, {"algorithm": "fedavg", "round": 3, "notes": {"mu": "0.1"}})
-    back, network = sessions.decoded(sessions.encoded(state, "small"))
+    back, network = sessions.decoded(b"".join(sessions.encoded(state, "small")))
     assert (network, back.meta) == ("small", state.meta)
     assert torch.equal(back.tensors["private/w"], state.tensors["private/w"])

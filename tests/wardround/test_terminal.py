@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import platform
 import sys
 
 import pytest
@@ -118,3 +119,7 @@ def test_a_hidden_process_says_so() -> None:
     memory.hide()
     assert memory.is_hidden()
     assert before in (True, False)
+
+
+def test_a_process_may_let_its_threads_share_what_they_gave_back() -> None:
+    assert memory.share_arenas(2) == (platform.libc_ver()[0] == "glibc")

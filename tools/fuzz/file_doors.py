@@ -502,11 +502,11 @@ def _vault(folder: Path) -> Door:
         preprocessing_sha256="44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
     )  # fmt: skip
     text = card.to_text()
-    kept = Kept(round=1, folder="state-00001-0123456789ab", tensors="ab" * 32, meta="cd" * 32)
+    kept = Kept(round=1, file="state-00001-0123456789ab.safetensors", sha256="ab" * 32)
     origin = Origin(command="train", base_digest="ab" * 32, data_digest="cd" * 32)
     answer = Trained(num_examples=8, num_validation=2, metrics={"val_loss": "0.5"}, update="update.safetensors")
-    last = kept.model_copy(update={"round": 2, "folder": "state-00002-0123456789ab"})
-    pending = Pending(state=last, origin=origin, answer=answer, update_digest="ef" * 32)
+    last = kept.model_copy(update={"round": 2, "file": "state-00002-0123456789ab.safetensors"})
+    pending = Pending(state=last, origin=origin, answer=answer, update_crc32="ef" * 4)
     index = Index(study_digest="ab" * 32, committed=(kept,), pending=pending)
     state, base = folder / "state", f"studies/{STUDY}/1"
     names = (f"{base}/index.json", f"{base}/checkpoints/best_local/model.safetensors",

@@ -55,7 +55,7 @@ def opened(folder: Path) -> Opened:
 
 def _whole_lines(segment: Path, data: bytes, most: int = MOST_OLDER) -> tuple[LedgerState, list[int]]:
     """What the lines say that follow each other, and the bytes of each. Of the last line only what is no line at all,
-    torn by a crash, is left out. What the ledgers before say of sums is remembered with it."""
+    torn by a crash, is left out. What the ledgers before say is remembered with it."""
     state, sizes = LedgerState(), list[int]()
     lines = data.split(b"\n")[:-1]
     for number, line in enumerate(lines, 1):

@@ -19,6 +19,7 @@ trimmed. One denied tensor blocks the whole update. Integer tensors and normaliz
 rule names them in full: see ``decisions``. Nothing here sends, and only ``load`` and ``read`` read a file.
 """
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -198,8 +199,9 @@ def read(path: Path, study: str = "STUDY") -> bytes:
         raise BadData(f"{path}: {error.strerror}: nothing may leave", code="DECLINED_POLICY") from None
 
 
+@lru_cache(maxsize=2)
 def parse(data: bytes, path: Path) -> Policy:
-    """The policy in ``data``, which came from ``path``.
+    """The policy in ``data``, which came from ``path``; of the same bytes, which are judged often in a round, the same.
 
     Raises:
         BadData: not text, not TOML (a key twice included), empty, or not a policy; the message names line or key.

@@ -4,6 +4,7 @@ Both come from memory where they are the same as in the round before, else from 
 """
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,13 +19,15 @@ from fl_algorithms.tasks.base import SiteData
 from site_agent.trainer.data import sources
 from site_agent.trainer.rounds.installing import Installed, network_label
 from site_agent.trainer.rounds.reading import load, load_weights
-from site_agent.trainer.rounds.tensorfiles import file_of, from_bytes
+from site_agent.trainer.rounds.tensorfiles import beside_in, file_of, from_bytes
 from site_agent.trainer.vault.index import Kept
-from site_agent.trainer.vault.states import StoredState, Vault
+from site_agent.trainer.vault.states import Vault
+from wardround.local.durable import Buffer
 from wardround.records.trainer import ApprovedData
 from wardround.records.trainer.fields import NetworkLabel, Strict
 from wardround.signing import canonical
 
+META = "session"  # beside the tensors in the header of a state's file
 log = logging.getLogger(__name__)
 
 
@@ -116,20 +119,20 @@ class Sessions:
         return weights.tensors
 
 
-def encoded(state: SessionState, network: str) -> StoredState:
-    """A session's state, of the network of that label, as the vault keeps it. It shares the state's memory."""
+def encoded(state: SessionState, network: str) -> Iterator[Buffer]:
+    """A session's state, of the network of that label, as the vault keeps it: a file in pieces sharing its memory."""
     meta = Meta(network=network, session=state.meta)
-    return StoredState(tuple(file_of(state.tensors)), canonical.dumps(meta.model_dump()))
+    return file_of(state.tensors, {META: canonical.dumps(meta.model_dump()).decode()})
 
 
-def decoded(stored: StoredState) -> tuple[SessionState, str]:
+def decoded(stored: bytes) -> tuple[SessionState, str]:
     """The state, and the label of its network. Its bytes are those that ``encoded`` made, by their digest."""
-    meta = Meta.model_validate(canonical.loads(stored.meta))
-    return SessionState(from_bytes(b"".join(stored.tensors)), meta.session), meta.network
+    meta = Meta.model_validate(canonical.loads(beside_in(stored)[META].encode()))
+    return SessionState(from_bytes(stored), meta.session), meta.network
 
 
 def _key(context: RoundContext, data: SiteData, state: Kept | None) -> tuple[str, ...]:
-    """What a session continues. A state's folder is named by its content."""
-    start = "" if state is None else state.folder
+    """What a session continues. A state's file is named by its content."""
+    start = "" if state is None else state.file
     study = context.study
     return (str(context.vault.folder), context.study_digest, study.site, study.network, data.digest, start)

@@ -11,23 +11,23 @@ from wardround.records.trainer.failures import first_fault
 from wardround.records.trainer.fields import Count, Digest, NetworkLabel, NoDigest, Strict
 from wardround.signing import canonical
 
-STATE_FOLDER = re.compile(r"state-[0-9]{5,6}-[0-9a-f]{12}")
+STATE_FILE = re.compile(r"state-[0-9]{5,6}-[0-9a-f]{12}\.safetensors")
+KEPT_STATES = 2
 
 
 class Kept(Strict):
-    """A state on disk. ``tensors`` and ``meta`` are the SHA-256 (hex) of its two files."""
+    """A state on disk: its file, and the SHA-256 (hex) of that."""
 
     round: Count
-    folder: Annotated[str, Field(pattern=rf"^{STATE_FOLDER.pattern}$")]
-    tensors: Digest
-    meta: Digest
+    file: Annotated[str, Field(pattern=rf"^{STATE_FILE.pattern}$")]
+    sha256: Digest
 
 
 class Origin(Strict):
     """What a round was made from. The same origin gives the same update, bit for bit.
 
     Attributes:
-        start: the folder of the private state that it began with; "" for none.
+        start: the file of the private state that it began with; "" for none.
         network, weights: as in ``ApprovedData``.
     """
 
@@ -42,13 +42,14 @@ class Origin(Strict):
 class Pending(Strict):
     """A round whose update has no receipt yet: what it was made from, and what the gateway was answered.
 
-    ``update_digest`` is that of the manifest of the update's file; "" for a closing validation.
+    ``update_crc32`` (hex) is of the update's file, to see whether a loss of power tore it: the gateway hashes what it
+    takes. "" for a closing validation.
     """
 
     state: Kept
     origin: Origin
     answer: Trained | Validated
-    update_digest: NoDigest = ""
+    update_crc32: Annotated[str, Field(pattern=r"^([0-9a-f]{8})?$")] = ""
 
 
 class Index(Strict):
@@ -80,7 +81,14 @@ class Index(Strict):
             raise BadData(f"not an index of states: {first_fault(error)}") from None
 
     @property
-    def folders(self) -> set[str]:
-        """The folders of the states that it names."""
-        pending = {self.pending.state.folder} if self.pending is not None else set()
-        return {kept.folder for kept in self.committed} | pending
+    def files(self) -> set[str]:
+        """The files of the states that it names."""
+        pending = {self.pending.state.file} if self.pending is not None else set()
+        return {kept.file for kept in self.committed} | pending
+
+    def accepted(self, pending: Pending) -> "Index":
+        """As it is when the pending round was accepted: its state is the newest, and the oldest is dropped."""
+        committed = [kept for kept in self.committed if kept.round < pending.state.round] + [pending.state]
+        dropped, kept = committed[:-KEPT_STATES], committed[-KEPT_STATES:]
+        forgotten = dropped[-1].round if dropped else self.forgotten
+        return Index(study_digest=self.study_digest, committed=tuple(kept), forgotten=forgotten)

@@ -3,8 +3,8 @@
     STATE/studies/STUDY/REVISION/
         study.json                             the resolved study
         index.json                             which state counts; replaced whole, so this is where a round becomes true
-        state-00003-9f2c41d0aa07/              a round's private state, never changed once the index names it
-            tensors.safetensors  meta.json
+        state-00003-9f2c41d0aa07.safetensors   a round's private state, never changed once the index names it
+        state-00003-….safetensors.accepted     that its update was accepted; the next index says so too
         checkpoints/best_local/
             model.safetensors                  with its card in the header, so that model and card change together
             card.json                          the same card, for people
@@ -13,15 +13,18 @@
 A round is trained from the newest committed state before it, and first becomes *pending*. ``commit`` (its update was
 accepted) makes it current; ``discard`` drops it. The two newest committed states are kept, so that a round which the
 coordinator has to repeat starts where it started. A crash at any instant leaves the index as it was or as it was meant.
+A loss of power may take the word that a round was accepted; it is durable when the next round is pending, and until
+then the gateway says it again. It may also take the newest ``latest`` model, and leaves the one before it; the next
+round writes one.
 
-A damaged state is refused by name and never passed over: whoever wants to go on from the one before deletes its folder.
+A damaged state is refused by name and never passed over: whoever wants to go on from the one before deletes its file.
 """
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from site_agent.trainer.vault.cards import (
     CARD_FILE,
@@ -33,7 +36,7 @@ from site_agent.trainer.vault.cards import (
     holds,
     read,
 )
-from site_agent.trainer.vault.index import STATE_FOLDER, Index, Kept, Origin, Pending
+from site_agent.trainer.vault.index import STATE_FILE, Index, Kept, Origin, Pending
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import durable
 from wardround.local.durable import Buffer
@@ -43,17 +46,10 @@ from wardround.signing import canonical
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import TensorSpec
 
-KEPT_STATES = 2
+ACCEPTED = ".accepted"
+LATEST = "latest"  # the checkpoint that every round replaces
 MODEL_MISMATCH = "DECLINED_MODEL_MISMATCH"
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class StoredState:
-    """A state as it was read and verified, or is to be written: a safetensors file in pieces, and canonical JSON."""
-
-    tensors: tuple[Buffer, ...]
-    meta: bytes
 
 
 class Vault:
@@ -89,13 +85,16 @@ class Vault:
         """Raises NeedsPerson: it is missing or damaged."""
         path = self.folder / "index.json"
         try:
-            return Index.from_bytes(path.read_bytes())
+            index = Index.from_bytes(path.read_bytes())
         except (OSError, BadData):
             raise NeedsPerson(
                 f"{path} is missing or damaged, so it is not known which private state of study `{self.study}` counts",
                 hint="restore that folder from a backup",
                 code=TRAINING_FAILED,
             ) from None
+        if index.pending is not None and self._accepted(index.pending.state).exists():
+            return index.accepted(index.pending)
+        return index
 
     def document(self) -> object:
         """The resolved study that this revision was begun with."""
@@ -110,9 +109,9 @@ class Vault:
         index = self.index()
         for kept in reversed(index.committed):
             if kept.round < round_number:
-                if (self.folder / kept.folder).is_dir():
+                if (self.folder / kept.file).exists():
                     return kept
-                log.warning("%s was deleted: round %d goes on without it", self.folder / kept.folder, round_number)
+                log.warning("%s was deleted: round %d goes on without it", self.folder / kept.file, round_number)
         if index.forgotten and round_number <= index.forgotten + 1:
             oldest = index.committed[0].round
             raise NeedsPerson(
@@ -123,66 +122,62 @@ class Vault:
             )
         return None
 
-    def load(self, kept: Kept) -> StoredState:
+    def load(self, kept: Kept) -> bytes:
         """Read a state and verify it.
 
         Raises:
             NeedsPerson: it is damaged.
         """
-        folder = self.folder / kept.folder
-        tensors, meta = read(folder / "tensors.safetensors"), read(folder / "meta.json")
-        for name, data, wanted in (("tensors.safetensors", tensors, kept.tensors), ("meta.json", meta, kept.meta)):
-            sha256 = hashlib.sha256(data).hexdigest()
-            if sha256 != wanted:
-                raise NeedsPerson(
-                    f"{folder / name} is damaged: its SHA-256 is {sha256[:12]}…, {wanted[:12]}… was written",
-                    hint=f"restore it from a backup; or, to go on from the state before it, delete {folder}",
-                    code=TRAINING_FAILED,
-                )
-        return StoredState((tensors,), meta)
+        path = self.folder / kept.file
+        data = read(path)
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 != kept.sha256:
+            raise NeedsPerson(
+                f"{path} is damaged: its SHA-256 is {sha256[:12]}…, {kept.sha256[:12]}… was written",
+                hint="restore it from a backup; or, to go on from the state before it, delete it",
+                code=TRAINING_FAILED,
+            )
+        return data
 
     def keep_pending(
-        self, round_number: int, state: StoredState, origin: Origin, answer: Validated, update_digest: str
+        self, round_number: int, state: Iterable[Buffer], origin: Origin, answer: Validated, update_crc32: str
     ) -> Kept:
-        """Keep the state after ``round_number`` until its update is decided. Another pending round is dropped."""
-        tensors = hashlib.sha256()
-        for piece in state.tensors:
-            tensors.update(piece)
-        hashes = tensors.hexdigest(), hashlib.sha256(state.meta).hexdigest()
-        name = f"state-{round_number:05d}-{canonical.digest(list(hashes))[:12]}"
-        folder = self.folder / name
-        durable.make_folder(folder, lasting=False)  # with the index, which names it
-        durable.write_file(folder / "tensors.safetensors", state.tensors, lasting="content")
-        durable.write_file(folder / "meta.json", state.meta)  # and with its name the other's
-        kept = Kept(round=round_number, folder=name, tensors=hashes[0], meta=hashes[1])
-        pending = Pending(state=kept, origin=origin, answer=answer, update_digest=update_digest)
-        self._write(self.index().model_copy(update={"pending": pending}))
+        """Keep the state after ``round_number`` until its update is decided. Another pending round is dropped.
+
+        Args:
+            state: its file in pieces.
+        """
+        pieces, hasher = tuple(state), hashlib.sha256()
+        for piece in pieces:
+            hasher.update(piece)
+        sha256 = hasher.hexdigest()
+        kept = Kept(round=round_number, file=f"state-{round_number:05d}-{sha256[:12]}.safetensors", sha256=sha256)
+        durable.remove(self._accepted(kept), lasting=False)
+        pending = Pending(state=kept, origin=origin, answer=answer, update_crc32=update_crc32)
+        self._write(self.index().model_copy(update={"pending": pending}), {self.folder / kept.file: pieces})
         return kept
 
     def pending(self, round_number: int, origin: Origin) -> Pending | None:
         """The round ``round_number``, if it was made from just this ``origin`` and is not decided yet.
 
-        A loss of power may have left the index without the folder that it names; then nobody was told of that round.
+        A loss of power may have left the index without the file that it names; then nobody was told of that round.
         """
         pending = self.index().pending
         if pending is None or pending.state.round != round_number or pending.origin != origin:
             return None
-        return pending if (self.folder / pending.state.folder).is_dir() else None
+        return pending if (self.folder / pending.state.file).exists() else None
 
     def commit(self, round_number: int) -> None:
         """Make the pending state of ``round_number`` current. Asked again, nothing more changes.
+
+        It lasts as long as the power, and for good from the next pending round on.
 
         Raises:
             NeedsPerson: no such state is here.
         """
         index = self.index()
         if index.pending is not None and index.pending.state.round == round_number:
-            committed = [kept for kept in index.committed if kept.round < round_number] + [index.pending.state]
-            dropped, kept = committed[:-KEPT_STATES], committed[-KEPT_STATES:]
-            forgotten = dropped[-1].round if dropped else index.forgotten
-            self._write(
-                Index(study_digest=index.study_digest, committed=tuple(kept), pending=None, forgotten=forgotten)
-            )
+            durable.write_file(self._accepted(index.pending.state), b"", lasting="nothing")
         elif not any(kept.round >= round_number for kept in index.committed):
             raise NeedsPerson(
                 f"the update of round {round_number} of study `{self.study}` was accepted, "
@@ -212,7 +207,7 @@ class Vault:
         durable.make_folder(folder)
         if not holds(folder / PREPROCESSING_FILE, preprocessing):
             durable.write_file(folder / PREPROCESSING_FILE, preprocessing)
-        _write_model(folder, card, specs, payload)
+        _write_model(folder, card, specs, payload, lasting=card.kind != LATEST)
 
     def checkpoints(self) -> list[CheckpointFile]:
         """The checkpoints that are here. Raises BadData: one is damaged."""
@@ -229,12 +224,17 @@ class Vault:
                 payload = (data for _, data in model.chunks())
                 _write_model(checkpoint.folder, checkpoint.card.model_copy(update=named), model.specs, payload)
 
-    def _write(self, index: Index) -> None:
-        """Replace the index, then remove the states that it no longer names."""
-        durable.write_file(self.folder / "index.json", index.to_bytes())
-        for folder in self.folder.iterdir():
-            if STATE_FOLDER.fullmatch(folder.name) and folder.name not in index.folders:
-                durable.remove(folder, lasting=False)
+    def _write(self, index: Index, states: Mapping[Path, Iterable[Buffer]] = MappingProxyType({})) -> None:
+        """Replace the index, with the states that it is the first to name; then remove what it no longer names."""
+        durable.write_files({**states, self.folder / "index.json": [index.to_bytes()]})
+        named = index.files
+        for path in self.folder.iterdir():
+            if STATE_FILE.fullmatch(path.name.removesuffix(ACCEPTED)) and path.name not in named:
+                durable.remove(path, lasting=False)
+
+    def _accepted(self, kept: Kept) -> Path:
+        """The file that says, by being there, that the update of a pending round was accepted."""
+        return self.folder / f"{kept.file}{ACCEPTED}"
 
 
 def study_folder(state: Path, study: str) -> Path:
@@ -248,13 +248,19 @@ def study_folder(state: Path, study: str) -> Path:
     return state / "studies" / study
 
 
-def _write_model(folder: Path, card: Card, specs: Iterable[TensorSpec], payload: Iterable[Buffer]) -> None:
-    """The model with its card in the header, then the same card for people."""
+def _write_model(
+    folder: Path, card: Card, specs: Iterable[TensorSpec], payload: Iterable[Buffer], *, lasting: bool = True
+) -> None:
+    """The model with its card in the header, then the same card for people.
+
+    Without ``lasting``, after a loss of power it may be the one before, whole.
+    """
     text = card.to_text()
     model = _chained(file_header(specs, {"card": text}), payload)
     durable.write_file(folder / MODEL_FILE, model, lasting="content")
     durable.write_file(folder / CARD_FILE, text.encode() + b"\n", lasting="nothing")  # the one inside counts
-    durable.sync_folder(folder)
+    if lasting:
+        durable.sync_folder(folder)
 
 
 def _chained(first: bytes, rest: Iterable[Buffer]) -> Iterator[Buffer]:

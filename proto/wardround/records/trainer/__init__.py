@@ -5,6 +5,7 @@ data of others, so nothing that it sends is more than data: lengths, counts and 
 are refused.
 """
 
+from wardround.records.checkpoints import CHECKPOINT_KINDS, CheckpointKind
 from wardround.records.trainer.answers import (
     Alive,
     Answer,
@@ -43,7 +44,6 @@ from wardround.records.trainer.failures import (
     error_from,
     marked,
 )
-from wardround.records.trainer.fields import CHECKPOINT_KINDS, CheckpointKind
 from wardround.records.trainer.replies import Reply, Result, reply_document, reply_from
 from wardround.records.trainer.requests import (
     COMMANDS,

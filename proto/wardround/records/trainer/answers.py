@@ -4,13 +4,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from wardround.records.checkpoints import CheckpointKind
 from wardround.records.summaries.figures import ColumnFigures
 from wardround.records.summaries.request import MOST_COLUMNS
 from wardround.records.trainer.failures import checked
 from wardround.records.trainer.fields import (
     MOST_TENSORS,
     Bundle,
-    CheckpointKind,
     Count,
     Digest,
     Dtype,

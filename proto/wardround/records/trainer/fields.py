@@ -1,6 +1,6 @@
 """The fields that requests and answers are made of, each with its bounds."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -43,8 +43,6 @@ NetworkLabel = Annotated[str, Field(pattern=r"^[a-z0-9-]{0,40}$")]  # "" where a
 UserName = Annotated[str, Field(max_length=64), AfterValidator(_plain)]
 Isolation = Literal["network-namespace", "seccomp", "none"]
 Measures = Annotated[list[Annotated[str, Field(pattern=r"^[a-z_]{1,40}$")]], Field(max_length=16)]
-CheckpointKind = Literal["selected", "best_local", "fine_tuned", "latest", "best_global", "alone"]
-CHECKPOINT_KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 
 # What the gateway sends comes from this hospital: its bounds keep a request within one line.
 Path = Annotated[str, Field(max_length=4096)]
