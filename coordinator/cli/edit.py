@@ -2,7 +2,7 @@
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,11 +12,11 @@ from coordinator.cli.initial import has_torch, make_initial
 from coordinator.cli.options import State
 from coordinator.requests import EditStudy, ShowReport
 from coordinator.study_answers import StudyReport
-from fl_algorithms.study import ResolvedStudy
 from wardround.cli import say
 from wardround.errors import UsageProblem
-from wardround.records import study as study_files
-from wardround.records.study import StudyFile
+
+if TYPE_CHECKING:
+    from fl_algorithms.study import ResolvedStudy
 
 ROUNDS = "study.rounds"
 
@@ -41,6 +41,7 @@ def edit(
     """
     from coordinator.studies import editing
     from fl_algorithms.resolving import resolve
+    from wardround.records import study as study_files
 
     refuse_no_coordinator(state)
     if file is None and not setting:
@@ -63,7 +64,10 @@ def edit(
     _say_edited(made)
 
 
-def _present(state: Path, study: str) -> ResolvedStudy:
+def _present(state: Path, study: str) -> "ResolvedStudy":
+    from fl_algorithms.study import ResolvedStudy
+    from wardround.records.study import StudyFile
+
     report = ask(state, ShowReport(study=study), StudyReport)
     return ResolvedStudy(StudyFile.from_document(report.study, study))
 

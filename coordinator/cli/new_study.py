@@ -2,15 +2,15 @@
 
 import csv
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_algorithms.settings.drafting import DraftColumn
-from fl_algorithms.settings.new_study import study_text
-from fl_algorithms.settings.tabular import check_column
 from wardround.cli import say
 from wardround.errors import BadData, UsageProblem
+
+if TYPE_CHECKING:
+    from fl_algorithms.settings.drafting import DraftColumn
 
 MOST_BYTES = 1024 * 1024  # of a first line
 SEPARATORS = ",;\t"
@@ -32,6 +32,8 @@ def new(
     ] = None,
 ) -> None:
     """Print a study file with a comment on each line, for you to edit. No row of the table is read; needs no torch."""
+    from fl_algorithms.settings.new_study import study_text
+
     columns = header_of(table)
     for option, column in (("--label", label), ("--patient", patient)):
         if column and column not in columns:
@@ -54,6 +56,8 @@ def header_of(path: Path) -> list[str]:
     Raises:
         BadData: it cannot be read, is no text, or does not name each column once.
     """
+    from fl_algorithms.settings.tabular import check_column
+
     try:
         with path.open("rb") as file:
             line = file.readline(MOST_BYTES)
@@ -77,7 +81,9 @@ def header_of(path: Path) -> list[str]:
     return names
 
 
-def _drafted(column: str, label: str, classes: list[str] | None) -> DraftColumn:
+def _drafted(column: str, label: str, classes: list[str] | None) -> "DraftColumn":
+    from fl_algorithms.settings.drafting import DraftColumn
+
     if column != label:
         return DraftColumn(column)
     return DraftColumn(column, "categorical", tuple(classes or YES_NO))

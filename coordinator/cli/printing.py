@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from coordinator.answers import StudyList
 from coordinator.study_answers import AttemptReport, SiteFit, SiteStatus, StudyFits, StudyReport, StudyStatus
-from wardround.records.assignment import ATTEMPTS_APPROVED
 
 LATE = "late"
 STEPS = {
@@ -27,6 +26,8 @@ def print_progress(status: StudyStatus) -> None:
 
 def print_status(status: StudyStatus) -> None:
     """The study, its sites in a table, and what is not as the sites expect."""
+    from wardround.records.assignment import ATTEMPTS_APPROVED
+
     best = f"; best global model: round {status.best.round}" if status.best else ""
     print(f"{status.id} (revision {status.revision}): {status.state}, round {status.round} of {status.rounds}{best}")
     if status.why:

@@ -3,7 +3,7 @@
 import json
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,13 +28,12 @@ from coordinator.requests import (
     StopStudy,
 )
 from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
-from fl_algorithms.resolving import resolve
-from fl_algorithms.study import ResolvedStudy
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, NeedsPerson, UsageProblem
-from wardround.records import study as study_files
-from wardround.records.study import StudyFile
 from wardround.signing import canonical
+
+if TYPE_CHECKING:
+    from fl_algorithms.study import ResolvedStudy
 
 RESOLVED = ".json"
 INCOMPLETE = 3  # exit code: finished without some sites in some rounds
@@ -63,6 +62,8 @@ def check(file: File, setting: Setting = None) -> None:
     say(f"{file.name}: {section.rounds} rounds of {study.method.name}, sites {', '.join(section.sites)}")
     for limit in study.file.bounds():
         say(f"limit: {limit}")
+    if not setting:
+        say(f"next: `coordinator study create {file}`")
 
 
 @app.command()
@@ -202,12 +203,18 @@ def report(
         raise typer.Exit(INCOMPLETE)
 
 
-def _resolved(file: Path, settings: list[str] | None) -> ResolvedStudy:
+def _resolved(file: Path, settings: list[str] | None) -> "ResolvedStudy":
+    from fl_algorithms.resolving import resolve
+    from wardround.records import study as study_files
+
     return resolve(study_files.load(file, settings), source=file.name)
 
 
-def resolved_elsewhere(file: Path, initial: Path | None, settings: list[str] | None) -> ResolvedStudy:
+def resolved_elsewhere(file: Path, initial: Path | None, settings: list[str] | None) -> "ResolvedStudy":
     """A study that was resolved where its plug-ins are installed. Each site resolves it again, and refuses another."""
+    from fl_algorithms.study import ResolvedStudy
+    from wardround.records.study import StudyFile
+
     if initial is None or settings:
         raise UsageProblem(
             f"{file.name} is a resolved study: it takes `--initial` and no `--set`",
@@ -226,7 +233,7 @@ def resolved_elsewhere(file: Path, initial: Path | None, settings: list[str] | N
 
 def _say_state(status: StudyStatus) -> None:
     not_ready = [name for name, site in status.sites.items() if not site.ready]
-    waiting = f", waiting for {', '.join(not_ready)}" if status.state == "waiting" and not_ready else ""
+    waiting = f" for {', '.join(not_ready)} to approve it" if status.state == "waiting" and not_ready else ""
     say(f"Study `{status.id}` is {status.state}{waiting}")
     if spent := [name for name, site in status.sites.items() if site.attempts_spent]:
         say(f"{', '.join(spent)}: the attempts at round {status.round} that were approved are spent, so no further one")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,12 +10,14 @@ from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
 from coordinator.requests import CloseSummary, CreateSummary, ListSummaries, ShowSummary
-from coordinator.summary_answers import PooledColumn, SiteTold, SummaryCreated, SummaryList, SummaryShown
-from fl_algorithms.settings.drafting import DraftColumn, plausible, task_text
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import UsageProblem
-from wardround.records.summaries.figures import ColumnFigures
-from wardround.records.summaries.request import SummaryColumn, SummaryRequest, load
+
+if TYPE_CHECKING:
+    from coordinator.summary_answers import PooledColumn, SiteTold, SummaryList, SummaryShown
+    from fl_algorithms.settings.drafting import DraftColumn
+    from wardround.records.summaries.figures import ColumnFigures
+    from wardround.records.summaries.request import SummaryColumn
 
 WIDTH = 160  # of a table where nobody looks at a terminal
 HEADS = ("column", "site", "values", "missing", "does not fit", "mean", "sd", "nine in ten", "categories")
@@ -30,6 +32,9 @@ def create(
     state: State,
 ) -> None:
     """Offer a summary request to its sites. A person at each lets its figures leave, or nobody does."""
+    from coordinator.summary_answers import SummaryCreated
+    from wardround.records.summaries.request import load
+
     refuse_no_coordinator(state)
     request = load(file)
     answer = ask(state, CreateSummary(document=request.document()), SummaryCreated)
@@ -45,6 +50,8 @@ def create(
 @app.command("list")
 def list_(state: State, as_json: Json = False) -> None:
     """List the summary requests."""
+    from coordinator.summary_answers import SummaryList
+
     answer = ask(state, ListSummaries(), SummaryList)
     print_json(answer.document()) if as_json else _print_list(answer)
 
@@ -52,6 +59,8 @@ def list_(state: State, as_json: Json = False) -> None:
 @app.command()
 def show(name: Name, state: State, as_json: Json = False) -> None:
     """Show what each site told for a summary request, and all together."""
+    from coordinator.summary_answers import SummaryShown
+
     answer = ask(state, ShowSummary(name=name), SummaryShown)
     print_json(answer.document()) if as_json else _print_summary(answer)
 
@@ -59,6 +68,8 @@ def show(name: Name, state: State, as_json: Json = False) -> None:
 @app.command()
 def close(name: Name, state: State) -> None:
     """Offer a summary request no longer. What the sites told stays."""
+    from coordinator.summary_answers import SummaryList
+
     ask(state, CloseSummary(name=name), SummaryList)
     say(f"Summary request `{name}` is closed")
 
@@ -70,6 +81,10 @@ def draft(
     label: Annotated[str, typer.Option(metavar="COLUMN", help="What is to be predicted.")] = "",
 ) -> None:
     """Draft [task] of a study file from what the sites told. Units and plausible values are left for a person."""
+    from coordinator.summary_answers import SummaryShown
+    from fl_algorithms.settings.drafting import task_text
+    from wardround.records.summaries.request import SummaryRequest
+
     answer = ask(state, ShowSummary(name=name), SummaryShown)
     request = SummaryRequest.from_document(answer.request)
     label = label or request.label
@@ -84,7 +99,9 @@ def draft(
     say("next: edit it, add [study], [model], [algorithm] and [training], then `coordinator study check FILE`")
 
 
-def _drafted(asked: SummaryColumn, told: PooledColumn) -> DraftColumn:
+def _drafted(asked: "SummaryColumn", told: "PooledColumn") -> "DraftColumn":
+    from fl_algorithms.settings.drafting import DraftColumn, plausible
+
     if not told.sites:
         return DraftColumn(asked.name, "", note="no site has it")
     low, high = asked.low, asked.high
@@ -104,7 +121,7 @@ def _drafted(asked: SummaryColumn, told: PooledColumn) -> DraftColumn:
     )  # fmt: skip
 
 
-def _print_list(answer: SummaryList) -> None:
+def _print_list(answer: "SummaryList") -> None:
     rows = [
         (row.name, "open" if row.open else "closed", str(row.columns), f"{row.told} of {row.sites}", row.title)
         for row in answer.requests
@@ -112,7 +129,7 @@ def _print_list(answer: SummaryList) -> None:
     print_table(("request", "state", "columns", "sites told", "title"), rows)
 
 
-def _print_summary(answer: SummaryShown) -> None:
+def _print_summary(answer: "SummaryShown") -> None:
     told = {site: said for site, said in answer.sites.items() if said is not None}
     state = "open" if answer.open else "closed"
     print(f"{answer.name} ({state}): {len(told)} of {len(answer.sites)} sites have told their figures")
@@ -132,7 +149,7 @@ def _print_summary(answer: SummaryShown) -> None:
         print(f"not told: {', '.join(silent)}")
 
 
-def _site(site: str, said: SiteTold, place: int, words: tuple[str, ...]) -> tuple[str, ...]:
+def _site(site: str, said: "SiteTold", place: int, words: tuple[str, ...]) -> tuple[str, ...]:
     column, least = said.figures.columns[place], said.figures.min_count
     if column.absent:
         return (site, "no such column", "", "", "", "", "", "")
@@ -143,19 +160,19 @@ def _site(site: str, said: SiteTold, place: int, words: tuple[str, ...]) -> tupl
     )  # fmt: skip
 
 
-def _together(column: PooledColumn) -> tuple[str, ...]:
+def _together(column: "PooledColumn") -> tuple[str, ...]:
     return (
         "all", *map(str, (column.values, column.missing, column.unfit)), column.mean, column.std, _between(column),
         ", ".join(_categories(column, column.words, str)),
     )  # fmt: skip
 
 
-def _between(column: ColumnFigures | PooledColumn) -> str:
+def _between(column: "ColumnFigures | PooledColumn") -> str:
     return f"{column.low} to {column.high}" if column.low else ""
 
 
 def _categories(
-    column: ColumnFigures | PooledColumn, words: tuple[str, ...], counted: Callable[[int], str]
+    column: "ColumnFigures | PooledColumn", words: tuple[str, ...], counted: Callable[[int], str]
 ) -> list[str]:
     named = [f"{word} {counted(rows)}" for word, rows in zip(words, column.categories, strict=True)]
     return [*named, f"other {counted(column.other)}"] if named and column.other else named

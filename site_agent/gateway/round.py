@@ -324,9 +324,13 @@ class Rounds:
 
     def _remind(self, journal: Journal, interrupt: Interrupt) -> None:
         """Let the trainer hear once more, in this process's first round of a study, what it may have forgotten with the
-        power."""
+        power. Where a person has removed what it kept, it begins with what there is."""
         if journal.untold and journal.study not in self._told:
-            self._ask(records.Commit(study=journal.study, revision=journal.revision, round=journal.untold), interrupt)
+            accepted = records.Commit(study=journal.study, revision=journal.revision, round=journal.untold)
+            try:
+                self._ask(accepted, interrupt)
+            except NeedsPerson as error:
+                log.warning("%s. %s", error.message, error.hint)
         self._told.add(journal.study)
 
     def _stop(self, assignment: Assignment, interrupt: Interrupt) -> None:
@@ -350,10 +354,10 @@ class Rounds:
 
     def _finish(self, assignment: Assignment, consent: Consent, interrupt: Interrupt) -> None:
         """Hand the best global model to the trainer, if the study has one, and let it finish its checkpoints."""
-        best = None
-        if assignment.best is not None:
-            file = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
-            best = records.BestModel(round=assignment.best.round, file=file)
+        best, named = None, self._sums.believed(consent, assignment.best)
+        if named is not None:
+            file = self._downloads.fetch(assignment, named, consent, "best", interrupt)
+            best = records.BestModel(round=named.round, file=file)
         rows = assignment.contributions
         self._ask(records.Finish(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest,

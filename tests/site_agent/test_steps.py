@@ -2,12 +2,14 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from site_agent.state.directory import Journal, SiteState
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tools.world import wait_until
+from wardround.errors import NeedsPerson
 from wardround.local import durable
 
 
@@ -93,3 +95,25 @@ def test_an_agent_that_starts_anew_reminds_the_trainer_before_the_next_round(wor
     assert rounds_told(world) == [1, 1, 2]
     do_round(world, 3)
     assert rounds_told(world) == [1, 1, 2, 3]
+
+
+def test_a_trainer_that_has_nothing_any_more_to_be_reminded_of_begins_with_what_there_is(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A person removed its folder: as before, the study goes on there from its beginning."""
+    world.ready()
+    do_round(world, 1)
+    kept, told = world.trainer._commit, list[int]()
+
+    def commit(request: dict[str, Any]) -> Any:
+        told.append(request["round"])
+        if told == [1]:
+            raise NeedsPerson("index.json is missing or damaged", hint="restore that folder from a backup")
+        return kept(request)
+
+    monkeypatch.setattr(world.trainer, "_commit", commit)
+    world.restart()
+    world.coordinator.wait_connected()
+    do_round(world, 2)
+    assert told == [1, 2]
+    assert 'the trainer says: "index.json is missing or damaged"' in caplog.text
