@@ -5,7 +5,6 @@ the commit, so whoever holds one can rely on it, and the same upload opened agai
 The thread that owns the studies alone decides.
 """
 
-import hashlib
 import json
 import logging
 import shutil
@@ -15,17 +14,16 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
-from coordinator.storage.database import Store, changed
+from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
 from coordinator.studies.events import Answered
 from coordinator.studies.secure_rounds import submitted, with_attempt
 from coordinator.studies.state import ENDED, Answer, Kind
-from coordinator.updates import admission
+from coordinator.updates import admission, rows
 from coordinator.updates.admission import Admitted, Refusal
 from coordinator.updates.allowance import HOUR_S, Allowance
 from coordinator.updates.ledgers import Judged, Ledgers, keep_head
@@ -169,10 +167,9 @@ class Uploads:
         """
         with self._store.read() as session:
             before = session.get(tables.Upload, header.upload_id)
-            first = _first_counts(session, site, header)
-            refused = _refused_since(session, site, self._wall_clock() - HOUR_S)
-            others = {"of_site": site, "of_study": header.study, "this": header.upload_id}
-            stale = session.connection().execute(_OTHERS_UNDECIDED, others).scalars().all()
+            first = rows.first_counts(session, site, header)
+            refused = rows.refused_since(session, site, self._wall_clock() - HOUR_S)
+            stale = rows.others_undecided(session, site, header)
         if before and (before.site, before.content) != (site, header.content):
             log.warning("site %s uses an upload id again for another upload", site)
             raise NotPermitted(
@@ -189,7 +186,7 @@ class Uploads:
             self._again.take(site, MAX_AGAIN_AN_HOUR)
         study = self._engine.find(header.study)
         verdict = admission.admit_header(site, header, study, first, ledger.refusal)
-        upload = before or _new_upload(site, header, self._wall_clock())
+        upload = before or rows.new_upload(site, header, self._wall_clock())
         if isinstance(verdict, Refusal):
             return self._decide(Verdict(site, header, upload, verdict, ledger))
 
@@ -199,7 +196,7 @@ class Uploads:
         with self._store.write() as session:
             ledger.remember(session)
             if before is None:
-                _save(session, upload)
+                rows.save(session, upload)
         assert study is not None
         reception = Reception(site, header, self._store, self._blobs, upload, study.terms_of(site))
         self.receptions.add(reception)
@@ -209,9 +206,9 @@ class Uploads:
         """Decide on a complete upload. The round may have closed while it came."""
         site, header = received.site, received.header
         with self._store.read() as session:
-            kept = session.connection().execute(_RECEIPT, {"this": header.upload_id}).first()
-        if kept is not None and kept.receipt:
-            return envelope_of(kept.receipt)
+            kept = rows.receipt_kept(session, header.upload_id)
+        if kept:
+            return envelope_of(kept)
         if kept is None or not self.receptions.is_current(reception):
             raise TryAgain("this upload goes on on another stream, or was given up", code="TOO_BUSY")
         verdict = admission.admit_now(site, header, self._engine.find(header.study), payload)
@@ -260,8 +257,8 @@ class Uploads:
         refusal = verdict.refusal
         if verdict.ledger is not None:
             verdict.ledger.remember(session)
-        site = session.connection().execute(_CHAIN_OF_SITE, {"of_site": verdict.site}).first()
-        if site is None or site.revoked_s is not None:
+        site = rows.chain_of(session, verdict.site)
+        if site is None:
             raise NotPermitted(f"site `{verdict.site}` was revoked", code="SITE_REVOKED")
         head = verdict.header.ledger.head if verdict.countersigns else None
         envelope = self.receipts.sign(verdict.upload, site, refusal, head)
@@ -272,8 +269,8 @@ class Uploads:
         upload.receipt = json.dumps(envelope.document())
         if head is not None:
             keep_head(session, verdict.site, head, in_receipt=True)
-        _save(session, upload)
-        changed(session, _LINK, of_site=verdict.site, digest=hashlib.sha256(envelope.payload).hexdigest())
+        rows.save(session, upload)
+        rows.link(session, verdict.site, envelope)
         return envelope
 
     def _refuse_too_many_refusals(self, site: str, upload_id: str) -> None:
@@ -283,7 +280,7 @@ class Uploads:
         """
         with self._store.read() as session:
             row = session.get(tables.Site, site)
-            kept = _refused_since(session, site, row.enrolled_s) if row is not None else 0
+            kept = rows.refused_since(session, site, row.enrolled_s) if row is not None else 0
         if kept >= MAX_REFUSED:
             self._drop(site, tables.Upload.id == upload_id)
             raise TryAgain(
@@ -337,78 +334,3 @@ class Uploads:
                 "free some space, the sites try again", header.manifest.bytes, header.study, free, ROOM_LEFT,
             )  # fmt: skip
             raise CannotWrite("the coordinator's disk has no room for this update now", code="TOO_BUSY")
-
-
-def _new_upload(site: str, header: UploadHeader, now: float) -> tables.Upload:
-    return tables.Upload(
-        id=header.upload_id, site=site, study=header.study, revision=header.revision, round=header.round,
-        attempt=header.attempt, content=header.content, manifest_sha256=header.manifest.digest(),
-        payload_bytes=header.manifest.bytes, metrics=json.dumps(header.metrics), num_examples=header.num_examples,
-        num_validation=header.num_validation, received=0, decision="", code="", tensor="", opened_s=now,
-    )  # fmt: skip
-
-
-def _save(session: Session, upload: tables.Upload) -> None:
-    """Write an upload down, or what was decided about it. Ten times as quick as through the session's own books."""
-    values = {f"its_{name}": getattr(upload, name) for name in _COLUMNS}
-    changed(session, _SAVE[session.get_bind().dialect.name], **values)
-
-
-def _first_counts(session: Session, site: str, header: UploadHeader) -> tuple[int, int] | None:
-    """The training and validation rows that a site reported with its first accepted update of a revision."""
-    values = {"of_study": header.study, "of_revision": header.revision, "of_site": site}
-    row = session.connection().execute(_FIRST_ACCEPTED, values).first()
-    return (row.num_examples, row.num_validation) if row else None
-
-
-def _refused_since(session: Session, site: str, since_s: float) -> int:
-    """How many uploads of a site were refused."""
-    return int(session.connection().execute(_REFUSED_SINCE, {"of_site": site, "since_s": since_s}).scalar_one())
-
-
-def _first_accepted() -> sa.Select[int, int]:
-    table = tables.Upload
-    chosen = sa.select(table.num_examples, table.num_validation).where(
-        table.study == sa.bindparam("of_study"), table.revision == sa.bindparam("of_revision"),
-        table.site == sa.bindparam("of_site"), table.decision == ACCEPTED,
-    )  # fmt: skip
-    return chosen.order_by(table.decided_s).limit(1)
-
-
-def _count_refused() -> sa.Select[int]:
-    table = tables.Upload
-    return sa.select(sa.func.count()).where(
-        table.site == sa.bindparam("of_site"), table.decision == REFUSED,
-        table.decided_s >= sa.bindparam("since_s"),
-    )  # fmt: skip
-
-
-def _others_undecided() -> sa.Select[str]:
-    table = tables.Upload
-    return sa.select(table.id).where(
-        table.site == sa.bindparam("of_site"), table.decision == "", table.study == sa.bindparam("of_study"),
-        table.id != sa.bindparam("this"),
-    ).order_by(table.id)  # fmt: skip
-
-
-def _saving(insert: Callable[[type[tables.Upload]], sqlite.Insert | postgresql.Insert]) -> sa.Insert:
-    new = insert(tables.Upload).values({name: sa.bindparam(f"its_{name}") for name in _COLUMNS})
-    decided = {name: new.excluded[name] for name in ("received", "decision", "code", "tensor", "decided_s", "receipt")}
-    return new.on_conflict_do_update(index_elements=(tables.Upload.id,), set_=decided)
-
-
-def _chain_of_site() -> sa.Select[int | None, str, str]:
-    table = tables.Site
-    return sa.select(table.revoked_s, table.last_receipt, table.ledger_key).where(table.name == sa.bindparam("of_site"))
-
-
-def _link() -> sa.Update:
-    table = tables.Site
-    return sa.update(table).where(table.name == sa.bindparam("of_site")).values(last_receipt=sa.bindparam("digest"))
-
-
-_COLUMNS = tuple(column.name for column in tables.Upload.__table__.columns)
-_FIRST_ACCEPTED, _REFUSED_SINCE, _OTHERS_UNDECIDED = _first_accepted(), _count_refused(), _others_undecided()
-_RECEIPT = sa.select(tables.Upload.receipt).where(tables.Upload.id == sa.bindparam("this"))
-_SAVE = {"sqlite": _saving(sqlite.insert), "postgresql": _saving(postgresql.insert)}
-_CHAIN_OF_SITE, _LINK = _chain_of_site(), _link()
