@@ -297,8 +297,10 @@ def handlers(service: str, servicer: object) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(service, methods)
 
 
-def _serialized(reply: Message | None) -> bytes:
-    """A reply as bytes. ``reply`` is None when the peer gave the call up; then nothing is sent."""
+def _serialized(reply: Message | bytes | None) -> bytes:
+    """A reply as bytes, which it may be already. It is None when the peer gave the call up; then nothing is sent."""
+    if isinstance(reply, bytes):
+        return reply
     return reply.SerializeToString() if reply is not None else b""
 
 

@@ -18,7 +18,7 @@ from coordinator.storage import tables
 from coordinator.studies.plugins import admit_allowed
 from coordinator.studies.state import Phase
 from coordinator.studies.study import Study, last_revision, new_study
-from coordinator.updates.admission import values_refusal
+from coordinator.updates.admission import Refusal, judged_values
 from fl_algorithms.study import ResolvedStudy
 from wardround import rpc
 from wardround.errors import BadData, NeedsPerson
@@ -124,5 +124,5 @@ def _refuse_unusable(tensors: TensorFile) -> None:
             f"{tensors.path}: the names and shapes of {len(tensors.specs)} tensors do not fit into a message",
             hint=f"a study shares tensors whose manifest has at most {MAX_MANIFEST} bytes: shorter names, or fewer",
         )
-    if refusal := values_refusal(tensors, None):
+    if isinstance(refusal := judged_values(tensors, None), Refusal):
         raise BadData(f"{tensors.path}: `{refusal.tensor}` is not finite")

@@ -10,14 +10,15 @@ from coordinator.calls import SMALL_MESSAGE, parsed
 from coordinator.studies.study import Study
 from wardround import rpc
 from wardround.errors import BadData
+from wardround.records.chunks import chunk_from
 from wardround.v1 import federation_pb2 as pb
 
 MAX_CHUNK = 1024 * 1024
 MAX_OFFERS = 1024 * 1024  # bytes of a page of studies, unless it holds one study alone
 
 
-def later_upload_message(data: bytes) -> pb.UploadRequest:
-    """A message of an upload after the first one.
+def later_upload_message(data: bytes) -> pb.UploadRequest | tuple[int, memoryview]:
+    """A message of an upload after the first one; offset and data of a chunk.
 
     One that is not small must be a chunk and nothing else, which is seen before it is parsed: parsing a long message
     with structure in it costs many times its length in memory.
@@ -25,12 +26,17 @@ def later_upload_message(data: bytes) -> pb.UploadRequest:
     Raises:
         BadData: it is neither a chunk of at most 1 MiB nor a small message (MESSAGE_MALFORMED).
     """
-    if len(data) > SMALL_MESSAGE and not rpc.is_one_field(data, pb.UploadRequest.CHUNK_FIELD_NUMBER):
+    chunk = chunk_from(data)
+    if chunk is None:
+        if len(data) > SMALL_MESSAGE and not rpc.is_one_field(data, pb.UploadRequest.CHUNK_FIELD_NUMBER):
+            raise out_of_order()
+        message = parsed(pb.UploadRequest, data)
+        if message.WhichOneof("kind") != "chunk":
+            return message
+        chunk = message.chunk.offset, memoryview(message.chunk.data)
+    if len(chunk[1]) > MAX_CHUNK:
         raise out_of_order()
-    message = parsed(pb.UploadRequest, data)
-    if len(message.chunk.data) > MAX_CHUNK:
-        raise out_of_order()
-    return message
+    return chunk
 
 
 def out_of_order() -> BadData:

@@ -36,6 +36,7 @@ from wardround import __version__, rpc
 from wardround.errors import BadData
 from wardround.local import traces
 from wardround.records.assignment import Declaration, SiteStatus
+from wardround.records.chunks import chunk_bytes
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_message
 from wardround.records.messages import envelope_from, envelope_message, manifest_message, manifest_most_bytes
@@ -49,7 +50,6 @@ from wardround.v1 import (
     federation_pb2_grpc,
     summaries_pb2,
     summaries_pb2_grpc,
-    tensors_pb2,
 )
 from wardround.v1 import federation_pb2 as pb
 
@@ -201,7 +201,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
     @permitted("site", pb.DownloadRequest)
     def Download(  # noqa: N802
         self, peer: Peer, request: pb.DownloadRequest, call: Call
-    ) -> Iterator[pb.DownloadReply]:
+    ) -> Iterator[pb.DownloadReply | bytes]:
         study = self._study(peer, request.study)
         found, path = self._wanted(peer, study, request)
         yield pb.DownloadReply(manifest=manifest_message(found.manifest))
@@ -217,7 +217,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                     if now.revision != study.revision or found.kept not in {kept for _, kept in now.offered}:
                         raise _not_offered(request)
                     looked = time.monotonic()
-                yield pb.DownloadReply(chunk=tensors_pb2.Chunk(offset=offset, data=data))
+                yield chunk_bytes(offset, data)
 
     @permitted("site", pb.UploadRequest, stream=True)
     def Upload(  # noqa: N802
@@ -268,12 +268,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         for data in messages:
             self._status.check(peer)
             message = translate.later_upload_message(data)
-            kind = message.WhichOneof("kind")
-            if kind == "chunk":
-                durable = reception.take(message.chunk.offset, message.chunk.data)
+            if isinstance(message, tuple):
+                durable = reception.take(*message)
                 if durable is not None:
                     yield pb.UploadReply(offset=durable)
-            elif kind == "commit":
+            elif message.WhichOneof("kind") == "commit":
                 receipt = self._uploads.decide(reception, message.commit.manifest_sha256.hex())
                 yield pb.UploadReply(receipt=envelope_message(receipt))
                 return

@@ -39,13 +39,15 @@ def invite(
         answer = ask(state, Invite(site=site, expires_s=seconds), InvitationMade)
         if answer.replaces:
             say(f"Site `{site}` is already enrolled: whoever uses this invitation replaces its identity")
-        say(f"It can be used once, until {answer.expires}; an older unused invitation for `{site}` no longer works")
+        once = f"It can be used once, until {answer.expires}; an older one for `{site}` that nobody used is void"
         if out is None:
+            say(once)
             print(answer.invitation, flush=True)
             continue
         make_folder(out)
         outputs.write(out / f"{site}.invitation", answer.invitation.encode() + b"\n", force=force, keep=[state])
-        say(f"Written to {out / f'{site}.invitation'}: send it to that hospital alone, then delete it")
+        say(f"Invitation written to {out / f'{site}.invitation'}: send it to `{site}` alone, then delete it")
+        say(once)
 
 
 def sites(state: State, as_json: Json = False) -> None:

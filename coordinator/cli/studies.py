@@ -62,6 +62,8 @@ def check(file: File, setting: Setting = None) -> None:
     say(f"{file.name}: {section.rounds} rounds of {study.method.name}, sites {', '.join(section.sites)}")
     for limit in study.file.bounds():
         say(f"limit: {limit}")
+    if not setting:
+        say(f"next: `coordinator study create {file}`")
 
 
 @app.command()
@@ -231,7 +233,7 @@ def resolved_elsewhere(file: Path, initial: Path | None, settings: list[str] | N
 
 def _say_state(status: StudyStatus) -> None:
     not_ready = [name for name, site in status.sites.items() if not site.ready]
-    waiting = f", waiting for {', '.join(not_ready)}" if status.state == "waiting" and not_ready else ""
+    waiting = f" for {', '.join(not_ready)} to approve it" if status.state == "waiting" and not_ready else ""
     say(f"Study `{status.id}` is {status.state}{waiting}")
     if spent := [name for name, site in status.sites.items() if site.attempts_spent]:
         say(f"{', '.join(spent)}: the attempts at round {status.round} that were approved are spent, so no further one")

@@ -128,7 +128,7 @@ def aggregate(
 ) -> tuple[Manifest, Account]:
     """Make durable what is kept after a round. Returns its manifest, and what became of each update.
 
-    Every update is hashed again first: a byte that changed on disk since it was accepted is never averaged.
+    All bytes of every update are looked at again first: one that changed on disk since is never averaged.
 
     Args:
         kept: digest of what was kept when the round opened.
@@ -152,10 +152,12 @@ def aggregate(
 
     with ExitStack() as stack:
         newest = stack.enter_context(TensorFile(blobs.whole_model(kept, again=True)))
-        accepted = [
-            Update(one.site, one.num_examples, values(one, stack.enter_context(TensorFile(blobs.spool(one.upload_id)))))
-            for one in spooled
-        ]
+        accepted = []
+        for one in spooled:
+            file = stack.enter_context(TensorFile(blobs.spool(one.upload_id)))
+            alike = file.specs == aggregator.upload_of(one.site)
+            norm = blobs.norm_of(one.upload_id, one.manifest_sha256) if alike else None
+            accepted.append(Update(one.site, one.num_examples, values(one, file), norm))
 
         def make(chosen: Sequence[Update], combined: Combined) -> Manifest:
             with blobs.new_model(aggregator.kept_specs, label) as new:

@@ -13,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.storage.objects import ObjectStore
@@ -20,6 +21,7 @@ from wardround.errors import BadData, TryAgain
 from wardround.local.durable import SpoolFile, make_folder, move, remove, write_file
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import CHUNK, Manifest, PayloadHasher, TensorSpec
+from wardround.tensors.tags import Tag, Tagger, has_tag
 
 SUFFIX = ".safetensors"
 FRESH_S = 30.0
@@ -42,6 +44,17 @@ class DamagedModel(BadData):
         self.digest = digest
 
 
+@dataclass(frozen=True)
+class Known:
+    """What this process knows of a file that it wrote: the digest of its manifest, the tag of all its bytes, and of an
+    accepted update the norm, where that was computed when it was judged.
+    """
+
+    digest: str
+    tag: Tag
+    norm: float | None = None
+
+
 class Blobs:
     """The files of one state directory, or of a folder that a standby shares.
 
@@ -58,6 +71,7 @@ class Blobs:
         self.public_data = folder / "public_data"
         self._lock = threading.Lock()
         self._seen_whole: dict[str, float] = {}  # when this process last hashed or wrote a model, monotonic
+        self._known: dict[Path, Known] = {}
         for place in (self._models, self._spare, self._uploads):
             make_folder(place)
 
@@ -87,7 +101,7 @@ class Blobs:
             seen = self._seen_whole.get(digest)
             if seen is not None and time.monotonic() - seen < FRESH_S and not again and path.exists():
                 return path
-            if is_whole(path, digest):
+            if self._is_whole(path, digest):
                 if not spare.exists():
                     write_file(spare, _pieces(path))
             elif is_whole(spare, digest):
@@ -101,9 +115,30 @@ class Blobs:
         return path
 
     def whole_spool(self, upload_id: str, manifest_sha256: str) -> bool:
-        """Whether an update's file is here, or was fetched, and hashed now is what was accepted."""
+        """Whether an update's file is here, or was fetched, and is what was accepted: all of it is read for that."""
         path = self.spool(upload_id)
-        return is_whole(path, manifest_sha256) or self._fetched_whole(path, manifest_sha256)
+        return self._is_whole(path, manifest_sha256) or self._fetched_whole(path, manifest_sha256)
+
+    def know(self, path: Path, known: Known) -> None:
+        """Remember what was written to ``path``, until it is dropped: its next use need not hash it."""
+        self._known[path] = known
+
+    def norm_of(self, upload_id: str, manifest_sha256: str) -> float | None:
+        """The norm of an accepted update as it was judged; None where this process did not judge it."""
+        known = self._known.get(self.spool(upload_id))
+        return known.norm if known is not None and known.digest == manifest_sha256 else None
+
+    def _is_whole(self, path: Path, digest: str) -> bool:
+        """As ``is_whole``: by the tag that this process made of it, else by its digest."""
+        known = self._known.get(path)
+        if known is not None and known.digest == digest:
+            try:
+                with TensorFile(path) as file:
+                    if has_tag(file.everything(), known.tag):
+                        return True
+            except BadData:
+                return False
+        return is_whole(path, digest)
 
     def _fetched_whole(self, path: Path, digest: str) -> bool:
         if self._objects is None or not self._objects.fetch(self._name(path), path) or not is_whole(path, digest):
@@ -138,11 +173,13 @@ class Blobs:
         """A model to be written; ``label`` says which, to whoever finds it half written."""
         return NewModel(self._models, self._spare, specs, label, self._made)
 
-    def _made(self, digest: str) -> None:
+    def _made(self, known: Known) -> None:
         """A model was written and is durable: it was hashed on its way, so its first use does not hash it again."""
+        path = self.model(known.digest)
         with self._lock:
-            self._seen_whole[digest] = time.monotonic()
-        self.share(self.model(digest))
+            self._seen_whole[known.digest] = time.monotonic()
+            self.know(path, known)
+        self.share(path)
 
     def keep_model(self, source: TensorFile, label: str) -> Manifest:
         """Copy a model in. Returns its manifest."""
@@ -162,6 +199,7 @@ class Blobs:
             self._drop(self.spool(upload_id))
 
     def _drop(self, path: Path) -> None:
+        self._known.pop(path, None)
         remove(path, lasting=False)  # if it is there again after a loss of power, the next start removes it
         if self._objects is not None:
             self._objects.remove([self._name(path)])
@@ -198,12 +236,13 @@ class NewModel:
     """A model's file and its second copy, filled from their beginning and named when their digest is known."""
 
     def __init__(
-        self, folder: Path, spare: Path, specs: tuple[TensorSpec, ...], label: str, made: Callable[[str], None]
+        self, folder: Path, spare: Path, specs: tuple[TensorSpec, ...], label: str, made: Callable[[Known], None]
     ) -> None:
-        """``made``: is called with the model's digest when both copies are durable."""
+        """``made``: is called when both copies are durable."""
         self._made = made
-        self._hasher = PayloadHasher(specs)
+        self._hasher, self._tagger = PayloadHasher(specs), Tagger()
         header = file_header(specs)
+        self._tagger.update(header)
         self._folders = folder, spare
         own = uuid.uuid4().hex[:12]  # a leader that was replaced may still be writing the same one
         self._paths = [place / f".{label}-{own}{SUFFIX}" for place in self._folders]
@@ -220,6 +259,7 @@ class NewModel:
 
     def write(self, data: bytes) -> None:
         self._hasher.update(data)
+        self._tagger.update(data)
         for file in self._files:
             file.write_at(self._end, data)
         self._end += len(data)
@@ -230,7 +270,7 @@ class NewModel:
         for file, path, folder in zip(self._files, self._paths, self._folders, strict=True):
             file.sync()
             move(path, folder / f"{manifest.digest()}{SUFFIX}")
-        self._made(manifest.digest())
+        self._made(Known(manifest.digest(), self._tagger.tag()))
         return manifest
 
     def __enter__(self) -> "NewModel":
@@ -253,7 +293,8 @@ class Spool:
         self.received = received
         self.total = sum(spec.bytes for spec in specs)
         self._data = len(header)
-        self._hasher = PayloadHasher(specs)
+        self._hasher, self._tagger = PayloadHasher(specs), Tagger()
+        self._tagger.update(header)
         self._file = SpoolFile(path)
         try:
             if self._file.size() < self._data + received:
@@ -272,12 +313,14 @@ class Spool:
             file.seek(self._data)
             while data := file.read(CHUNK):
                 self._hasher.update(data)
+                self._tagger.update(data)
 
-    def take(self, offset: int, data: bytes) -> None:
+    def take(self, offset: int, data: bytes | memoryview) -> None:
         """Raises BadData: not the next bytes, or more than the manifest says."""
         if offset != self.received:
             raise BadData(f"a chunk begins at byte {offset}, the next one is {self.received}", code="MESSAGE_MALFORMED")
         self._hasher.update(data)
+        self._tagger.update(data)
         self._file.write_at(self._data + offset, data)
         self.received += len(data)
 
@@ -289,6 +332,10 @@ class Spool:
     def manifest(self) -> Manifest:
         """What came. Raises BadData: bytes are missing."""
         return self._hasher.manifest()
+
+    def tag(self) -> Tag:
+        """Of all the bytes of its file, which take no more then."""
+        return self._tagger.tag()
 
     def close(self) -> None:
         self._file.close()

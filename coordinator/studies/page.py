@@ -268,7 +268,7 @@ def _contributor(site: str, row: AttemptFacts) -> str:
 def _absence(site: str, row: AttemptFacts) -> str:
     if site in row.left_out:
         return f"{site}: accepted and left out, {row.left_out[site]}"
-    return f"{site}: {row.answers.get(site, 'no answer')}"
+    return f"{site}: {row.answers.get(site, 'no answer yet' if row.outcome == 'open' else 'no answer')}"
 
 
 def _rounds_of(numbers: Sequence[int]) -> str:

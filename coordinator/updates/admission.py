@@ -19,9 +19,8 @@ Nothing is written here. 6 needs the id's first use, which ``coordinator.updates
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import isfinite, sqrt
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from coordinator.models.vectors import blocks_of
@@ -30,6 +29,7 @@ from coordinator.studies.state import Kind, Phase, Step
 from coordinator.studies.study import Study
 from coordinator.studies.terms import UpdateTerms
 from coordinator.updates.receive import Received
+from fl_algorithms.server.limits import squares
 from wardround.errors import BadData, TryAgain
 from wardround.records import receipts
 from wardround.records.receipts import EMPTY_HEAD
@@ -43,7 +43,6 @@ from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Manifest, TensorSpec
 
 log = logging.getLogger(__name__)
-BLOCK = 1 << 18  # float32 elements looked at together: 1 MiB, and 2 MiB more as float64
 
 ANSWERS_THE_ROUND = frozenset(
     {
@@ -69,7 +68,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Admitted:
-    """Nothing speaks against the update so far."""
+    """Nothing speaks against the update so far. ``norm``: of its values, once those were read as they came."""
+
+    norm: float | None = None
 
 
 ADMITTED = Admitted()
@@ -109,10 +110,10 @@ def admit_payload(received: Received, terms: UpdateTerms) -> Admitted | Refusal:
         if submission is not None:
             return vector_refusal(update, submission) or ADMITTED
         if not terms.encoding.is_lossy:
-            return values_refusal(update, terms.max_norm) or ADMITTED
+            return judged_values(update, terms.max_norm)
         if strange := fault(terms.encoding, terms.specs, update):
             return Refusal("TENSOR_ENCODING", strange)  # 20, before the values are read out of it
-        return values_refusal(Decoded(terms.encoding, terms.specs, update), terms.max_norm) or ADMITTED
+        return judged_values(Decoded(terms.encoding, terms.specs, update), terms.max_norm)
 
 
 def admit_now(site: str, header: UploadHeader, study: Study | None, payload: Admitted | Refusal) -> Admitted | Refusal:
@@ -228,24 +229,20 @@ def digest_refusal(sent: Manifest, announced: Manifest) -> Refusal | None:
     return None
 
 
-def values_refusal(update: TensorFile | Decoded, max_norm: float | None) -> Refusal | None:
+def judged_values(update: TensorFile | Decoded, max_norm: float | None) -> Admitted | Refusal:
     """Checks 15 and 16: every value finite, and the L2 norm over all tensors not above the study's limit.
 
-    Reads the file in blocks; memory does not grow with it. Nan and infinity carry through; squares of float32 fit
-    float64.
+    Reads the file in blocks; memory does not grow with it.
     """
-    squares = 0.0
+    total = 0.0
     for spec in update.specs:
-        size = prod(spec.shape)
-        for start in range(0, size, BLOCK):
-            block = update.block(spec.key, start, min(BLOCK, size - start)).astype(np.float64)
-            square = float(np.einsum("i,i->", block, block))  # one thread; a BLAS would wake one for each core
-            if not np.isfinite(square):
-                return Refusal("TENSOR_NOT_FINITE", spec.key)
-            squares += square
-    if max_norm is not None and sqrt(squares) > max_norm:
+        found = squares(update, spec)
+        if not isfinite(found):
+            return Refusal("TENSOR_NOT_FINITE", spec.key)
+        total += found
+    if max_norm is not None and sqrt(total) > max_norm:
         return Refusal("TENSOR_NORM")
-    return None
+    return Admitted(sqrt(total))
 
 
 def vector_refusal(vector: TensorFile, submission: Envelope) -> Refusal | None:

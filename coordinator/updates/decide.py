@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
-from coordinator.storage.blobs import Blobs
+from coordinator.storage.blobs import Blobs, Known
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
 from coordinator.studies.events import Answered
@@ -123,6 +123,8 @@ class Uploads:
         ):
             payload = admission.admit_payload(received, reception.terms)
             if received.spool is not None and isinstance(payload, Admitted):
+                assert received.tag is not None  # what is not complete is refused
+                self._blobs.know(received.spool, Known(manifest_sha256, received.tag, payload.norm))
                 self._share(received)  # before the receipt: a standby finds what was accepted
         receipt = self._engine.call(lambda: self._conclude(reception, received, payload))
         reception.settle()
@@ -186,7 +188,7 @@ class Uploads:
             self._again.take(site, MAX_AGAIN_AN_HOUR)
         study = self._engine.find(header.study)
         verdict = admission.admit_header(site, header, study, first, ledger.refusal)
-        upload = before or rows.new_upload(site, header, self._wall_clock())
+        upload = before or _new_upload(site, header, self._wall_clock())
         if isinstance(verdict, Refusal):
             return self._decide(Verdict(site, header, upload, verdict, ledger))
 
@@ -206,7 +208,7 @@ class Uploads:
         """Decide on a complete upload. The round may have closed while it came."""
         site, header = received.site, received.header
         with self._store.read() as session:
-            kept = rows.receipt_kept(session, header.upload_id)
+            kept = rows.receipt(session, header.upload_id)
         if kept:
             return envelope_of(kept)
         if kept is None or not self.receptions.is_current(reception):
@@ -258,7 +260,7 @@ class Uploads:
         if verdict.ledger is not None:
             verdict.ledger.remember(session)
         site = rows.chain_of(session, verdict.site)
-        if site is None:
+        if site is None or site.revoked_s is not None:
             raise NotPermitted(f"site `{verdict.site}` was revoked", code="SITE_REVOKED")
         head = verdict.header.ledger.head if verdict.countersigns else None
         envelope = self.receipts.sign(verdict.upload, site, refusal, head)
@@ -334,3 +336,12 @@ class Uploads:
                 "free some space, the sites try again", header.manifest.bytes, header.study, free, ROOM_LEFT,
             )  # fmt: skip
             raise CannotWrite("the coordinator's disk has no room for this update now", code="TOO_BUSY")
+
+
+def _new_upload(site: str, header: UploadHeader, now: float) -> tables.Upload:
+    return tables.Upload(
+        id=header.upload_id, site=site, study=header.study, revision=header.revision, round=header.round,
+        attempt=header.attempt, content=header.content, manifest_sha256=header.manifest.digest(),
+        payload_bytes=header.manifest.bytes, metrics=json.dumps(header.metrics), num_examples=header.num_examples,
+        num_validation=header.num_validation, received=0, decision="", code="", tensor="", opened_s=now,
+    )  # fmt: skip

@@ -5,6 +5,7 @@ What came is durable when it is said to be. Nothing is judged here: what the byt
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from coordinator.studies.terms import UpdateTerms
 from wardround.errors import BadData, TryAgain
 from wardround.records.update import UploadHeader
 from wardround.tensors.manifests import Manifest
+from wardround.tensors.tags import Tag
 
-ACK_BYTES = 8 * 1024 * 1024  # at most this much is sent again after the connection broke
+ACK_BYTES = 8 * 1024 * 1024  # at most this much is sent again after the connection broke,
+ACK_S = 1.0  # or after the coordinator was killed what came in this time, where that is more
 MAX_ARRIVALS = 2  # of one site at a time
 
 
@@ -33,6 +36,7 @@ class Received:
         bytes: how much of the payload came.
         manifest: of what came; None where the payload is not complete.
         committed: digest of the manifest that the commit named.
+        tag: of the spool's bytes, where the payload is complete.
     """
 
     site: str
@@ -41,6 +45,7 @@ class Received:
     bytes: int
     manifest: Manifest | None
     committed: str
+    tag: Tag | None = None
 
 
 class Reception:
@@ -57,7 +62,7 @@ class Reception:
         self.complete = False  # all of it is here, and it is not decided yet
         self._store = store
         self._path = blobs.spool(header.upload_id)
-        self._noted = upload.received
+        self._noted, self._noted_at = upload.received, time.monotonic()
         self._spool: Spool | None = None  # and stays None for a closing validation, which has no payload
         self._lock = threading.Lock()
         self._closed = False
@@ -74,7 +79,7 @@ class Reception:
     def received(self) -> int:
         return self._spool.received if self._spool else 0
 
-    def take(self, offset: int, data: bytes) -> int | None:
+    def take(self, offset: int, data: bytes | memoryview) -> int | None:
         """Write a chunk. Returns how much is durable, when that is worth telling.
 
         Raises:
@@ -86,8 +91,10 @@ class Reception:
             if self._spool is None:
                 raise BadData("more bytes than the manifest says", code="PAYLOAD_INCOMPLETE")
             self._spool.take(offset, data)
-            if self._spool.received - self._noted < ACK_BYTES:
+            new, now = self._spool.received - self._noted, time.monotonic()
+            if new < ACK_BYTES or now - self._noted_at < ACK_S:
                 return None
+            self._noted_at = now
             self._note(self._spool)
             return self._noted
 
@@ -100,9 +107,10 @@ class Reception:
             self.complete = True
             if spool is not None:
                 spool.sync()
+            manifest = None if spool is None else _manifest(spool)
             yield Received(
-                self.site, self.header, None if spool is None else self._path, self.received,
-                None if spool is None else _manifest(spool), manifest_sha256,
+                self.site, self.header, None if spool is None else self._path, self.received, manifest,
+                manifest_sha256, None if spool is None or manifest is None else spool.tag(),
             )  # fmt: skip
 
     def settle(self) -> None:

@@ -1,7 +1,9 @@
-"""An upload as a row: written down, and what is asked about it and its site, with statements that are made once."""
+"""What the verdict on an update reads and writes of the database, by statements that are prepared once.
+
+In half the time that the session's own books take of the one thread that owns the studies.
+"""
 
 import hashlib
-import json
 from collections.abc import Callable, Sequence
 
 import sqlalchemy as sa
@@ -10,25 +12,52 @@ from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
 from coordinator.storage.database import changed
-from coordinator.updates.receipts import Chained
+from coordinator.storage.tables import Site, Upload
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
 from wardround.signing.dsse import Envelope
 
 
-def new_upload(site: str, header: UploadHeader, now: float) -> tables.Upload:
-    return tables.Upload(
-        id=header.upload_id, site=site, study=header.study, revision=header.revision, round=header.round,
-        attempt=header.attempt, content=header.content, manifest_sha256=header.manifest.digest(),
-        payload_bytes=header.manifest.bytes, metrics=json.dumps(header.metrics), num_examples=header.num_examples,
-        num_validation=header.num_validation, received=0, decision="", code="", tensor="", opened_s=now,
-    )  # fmt: skip
+def _saving(insert: Callable[[type[Upload]], sqlite.Insert | postgresql.Insert]) -> sa.Insert:
+    new = insert(Upload).values({name: sa.bindparam(f"its_{name}") for name in _COLUMNS})
+    decided = {name: new.excluded[name] for name in ("received", "decision", "code", "tensor", "decided_s", "receipt")}
+    return new.on_conflict_do_update(index_elements=(Upload.id,), set_=decided)
 
 
-def save(session: Session, upload: tables.Upload) -> None:
-    """Write an upload down, or what was decided about it. Through the session's own books it takes twice as long."""
+_OF_SITE: sa.BindParameter[str] = sa.bindparam("of_site")
+_COLUMNS = tuple(column.name for column in tables.Upload.__table__.columns)
+_SAVE = {"sqlite": _saving(sqlite.insert), "postgresql": _saving(postgresql.insert)}
+_RECEIPT = sa.select(Upload.receipt).where(Upload.id == sa.bindparam("this"))
+_FIRST_ACCEPTED = (
+    sa.select(Upload.num_examples, Upload.num_validation)
+    .where(Upload.study == sa.bindparam("of_study"), Upload.revision == sa.bindparam("of_revision"))
+    .where(Upload.site == _OF_SITE, Upload.decision == ACCEPTED)
+    .order_by(Upload.decided_s)
+    .limit(1)
+)
+_REFUSED_SINCE = sa.select(sa.func.count()).where(
+    Upload.site == _OF_SITE, Upload.decision == REFUSED, Upload.decided_s >= sa.bindparam("since_s")
+)
+_OTHERS_UNDECIDED = (
+    sa.select(Upload.id)
+    .where(Upload.site == _OF_SITE, Upload.decision == "")
+    .where(Upload.study == sa.bindparam("of_study"), Upload.id != sa.bindparam("this"))
+    .order_by(Upload.id)
+)
+_CHAIN = sa.select(Site.revoked_s, Site.last_receipt, Site.ledger_key).where(Site.name == _OF_SITE)
+_LINK = sa.update(Site).where(Site.name == _OF_SITE).values(last_receipt=sa.bindparam("digest"))
+
+
+def save(session: Session, upload: Upload) -> None:
+    """Write an upload down, or what was decided about it."""
     values = {f"its_{name}": getattr(upload, name) for name in _COLUMNS}
     changed(session, _SAVE[session.get_bind().dialect.name], **values)
+
+
+def receipt(session: Session, upload_id: str) -> str | None:
+    """The receipt of an upload, "" before the verdict; None where there is no such upload."""
+    row = session.connection().execute(_RECEIPT, {"this": upload_id}).first()
+    return None if row is None else row.receipt or ""
 
 
 def first_counts(session: Session, site: str, header: UploadHeader) -> tuple[int, int] | None:
@@ -44,71 +73,16 @@ def refused_since(session: Session, site: str, since_s: float) -> int:
 
 
 def others_undecided(session: Session, site: str, header: UploadHeader) -> Sequence[str]:
-    """The site's other uploads of the same study that nothing was decided about."""
-    others = {"of_site": site, "of_study": header.study, "this": header.upload_id}
-    return session.connection().execute(_OTHERS_UNDECIDED, others).scalars().all()
+    """The other uploads of a site to the header's study that have no verdict."""
+    values = {"of_site": site, "of_study": header.study, "this": header.upload_id}
+    return session.connection().execute(_OTHERS_UNDECIDED, values).scalars().all()
 
 
-def receipt_kept(session: Session, upload_id: str) -> str | None:
-    """The receipt of an upload as it is kept, "" of one that nothing was decided about; None where there is none."""
-    row = session.connection().execute(_RECEIPT, {"this": upload_id}).first()
-    return None if row is None else row.receipt or ""
+def chain_of(session: Session, site: str) -> "sa.Row[int | None, str, str] | None":
+    """When a site was revoked, its last receipt and its ledger's key; None where there is no such site."""
+    return session.connection().execute(_CHAIN, {"of_site": site}).first()
 
 
-def chain_of(session: Session, site: str) -> Chained | None:
-    """What a site's next receipt follows from; None of one that is not here, or was revoked."""
-    row = session.connection().execute(_CHAIN_OF_SITE, {"of_site": site}).first()
-    return row if row is not None and row.revoked_s is None else None
-
-
-def link(session: Session, site: str, receipt: Envelope) -> None:
-    """From now on this is the site's last receipt."""
-    changed(session, _LINK, of_site=site, digest=hashlib.sha256(receipt.payload).hexdigest())
-
-
-def _first_accepted() -> sa.Select[int, int]:
-    table = tables.Upload
-    chosen = sa.select(table.num_examples, table.num_validation).where(
-        table.study == sa.bindparam("of_study"), table.revision == sa.bindparam("of_revision"),
-        table.site == sa.bindparam("of_site"), table.decision == ACCEPTED,
-    )  # fmt: skip
-    return chosen.order_by(table.decided_s).limit(1)
-
-
-def _count_refused() -> sa.Select[int]:
-    table = tables.Upload
-    return sa.select(sa.func.count()).where(
-        table.site == sa.bindparam("of_site"), table.decision == REFUSED,
-        table.decided_s >= sa.bindparam("since_s"),
-    )  # fmt: skip
-
-
-def _others_undecided() -> sa.Select[str]:
-    table = tables.Upload
-    return sa.select(table.id).where(
-        table.site == sa.bindparam("of_site"), table.decision == "", table.study == sa.bindparam("of_study"),
-        table.id != sa.bindparam("this"),
-    ).order_by(table.id)  # fmt: skip
-
-
-def _saving(insert: Callable[[type[tables.Upload]], sqlite.Insert | postgresql.Insert]) -> sa.Insert:
-    new = insert(tables.Upload).values({name: sa.bindparam(f"its_{name}") for name in _COLUMNS})
-    decided = {name: new.excluded[name] for name in ("received", "decision", "code", "tensor", "decided_s", "receipt")}
-    return new.on_conflict_do_update(index_elements=(tables.Upload.id,), set_=decided)
-
-
-def _chain_of_site() -> sa.Select[int | None, str, str]:
-    table = tables.Site
-    return sa.select(table.revoked_s, table.last_receipt, table.ledger_key).where(table.name == sa.bindparam("of_site"))
-
-
-def _link() -> sa.Update:
-    table = tables.Site
-    return sa.update(table).where(table.name == sa.bindparam("of_site")).values(last_receipt=sa.bindparam("digest"))
-
-
-_COLUMNS = tuple(column.name for column in tables.Upload.__table__.columns)
-_FIRST_ACCEPTED, _REFUSED_SINCE, _OTHERS_UNDECIDED = _first_accepted(), _count_refused(), _others_undecided()
-_RECEIPT = sa.select(tables.Upload.receipt).where(tables.Upload.id == sa.bindparam("this"))
-_SAVE = {"sqlite": _saving(sqlite.insert), "postgresql": _saving(postgresql.insert)}
-_CHAIN_OF_SITE, _LINK = _chain_of_site(), _link()
+def link(session: Session, site: str, envelope: Envelope) -> None:
+    """Let a receipt be the site's last one."""
+    changed(session, _LINK, of_site=site, digest=hashlib.sha256(envelope.payload).hexdigest())

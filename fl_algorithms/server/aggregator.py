@@ -63,11 +63,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Update:
-    """An accepted update: all that the site sends. The number of examples is as the site tells it."""
+    """An accepted update: all that the site sends. The number of examples is as the site tells it.
+
+    ``norm``: of these deltas, where it was computed before; None: it is computed when it is needed.
+    """
 
     site: str
     num_examples: int
     deltas: BlockSource
+    norm: float | None = None
 
 
 @dataclass(frozen=True)

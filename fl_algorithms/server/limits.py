@@ -31,6 +31,7 @@ from fl_algorithms.server.aggregator import (
 from fl_algorithms.server.combining import Combined
 from fl_algorithms.study import ResolvedStudy
 from wardround.errors import BadData
+from wardround.tensors.manifests import TensorSpec
 
 ENOUGH = 3  # norms, for a median that one site cannot choose
 REMEMBERED = 5  # closed rounds whose norms are looked at
@@ -104,7 +105,10 @@ def averaged(
         TooFewLeft: some were left out, and fewer than the study's quorum are left.
         BadData: as ``make``.
     """
-    norms = {update.site: norm(update.deltas, aggregator.upload_of(update.site)) for update in updates}
+    norms = {
+        update.site: norm(update.deltas, aggregator.upload_of(update.site)) if update.norm is None else update.norm
+        for update in updates
+    }
     limits, left_out = {}, {}
     if study.limits.norm_multiple and study.study.max_update_norm is None:
         limits = learned_limits(aggregator, norms, before, study.limits.norm_multiple)
@@ -134,13 +138,18 @@ def averaged(
 
 def norm(deltas: BlockSource, specs: Specs) -> float:
     """L2 over all tensors, read block by block."""
-    squares = 0.0
-    for spec in specs:
-        size = math.prod(spec.shape)
-        for start in range(0, size, BLOCK):
-            block = deltas.block(spec.key, start, min(BLOCK, size - start)).astype(np.float64)
-            squares += float(np.einsum("i,i->", block, block))  # one thread, so the same bits everywhere
-    return math.sqrt(squares)
+    return math.sqrt(sum(squares(deltas, spec) for spec in specs))
+
+
+def squares(deltas: BlockSource, spec: TensorSpec) -> float:
+    """The sum of a tensor's squares, read block by block; not finite where a value is not, and nowhere else: squares of
+    float32 fit float64, and so does their sum.
+    """
+    total, size = 0.0, math.prod(spec.shape)
+    for start in range(0, size, BLOCK):
+        block = deltas.block(spec.key, start, min(BLOCK, size - start)).astype(np.float64)
+        total += float(np.einsum("i,i->", block, block))  # one thread, so the same bits everywhere
+    return total
 
 
 def negative_variance(aggregator: ServerAggregator, update: Update, kept: BlockSource, round_number: int) -> str:

@@ -92,7 +92,8 @@ def _print_status(shown: "SiteStatus") -> None:
 
     console = _console()
     print(f"Site `{shown.site}` of federation `{shown.federation}`")
-    reached = "connected" if shown.connected else ("not connected, trying" if shown.running else "not running")
+    away = "not connected, trying" if shown.running else "not connected: the agent does not run"
+    reached = "connected" if shown.connected else away
     print(f"Coordinator {shown.coordinator}: {reached}")
     print(f"Certificate valid to {shown.certificate_expires}")
     if shown.certificate_fork_since:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
-from site_agent.gateway.exit.measure import measure
+from site_agent.gateway.exit.measure import NOTHING, measure
 from site_agent.gateway.exit.proposals import known
 from site_agent.gateway.requests import ReleaseDecision, Waiting
 from site_agent.state.consent import APPROVED, Consent
@@ -20,7 +20,6 @@ from site_agent.state.person import Person, together
 from wardround.errors import NeedsPerson, UsageProblem
 from wardround.records.ledger.base import Person as NamedPerson
 from wardround.records.ledger.decided import EndorsedEntry, RejectedEntry, ReleasedEntry
-from wardround.tensors.manifests import Manifest
 
 Line = TypeVar("Line", EndorsedEntry, ReleasedEntry, RejectedEntry)
 
@@ -44,11 +43,11 @@ class Releases:
         persons = self._policy.policy(study).release.persons
         consent, journal = self._held(study, round_, persons)
         own = self._state.own_copy(study)
-        manifest, tensors = measure(own, consent) if journal.update else (Manifest(()), [])
-        update = self._digest(journal, manifest.digest())
+        found = measure(own, consent) if journal.update else NOTHING
+        update = self._digest(journal, found.manifest.digest())
         return Waiting(
-            study=study, revision=journal.revision, round=journal.round, update=update, tensors=tuple(tensors),
-            payload_bytes=manifest.bytes, metrics=journal.metrics, num_examples=journal.num_examples,
+            study=study, revision=journal.revision, round=journal.round, update=update, tensors=found.rows,
+            payload_bytes=found.manifest.bytes, metrics=journal.metrics, num_examples=journal.num_examples,
             num_validation=journal.num_validation, persons=persons,
             endorsed=tuple(known(person).text for person in self._endorsed(journal, update)),
         )  # fmt: skip

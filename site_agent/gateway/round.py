@@ -284,7 +284,7 @@ class Rounds:
         measured = None
         if journal.update:
             measured = egress.take(self._staging, self._policy, journal, consent, self._state.own_copy(journal.study))
-            journal.update_digest = measured[0].digest()
+            journal.update_digest = measured.manifest.digest()
         return measured
 
     def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
@@ -354,10 +354,10 @@ class Rounds:
 
     def _finish(self, assignment: Assignment, consent: Consent, interrupt: Interrupt) -> None:
         """Hand the best global model to the trainer, if the study has one, and let it finish its checkpoints."""
-        best = None
-        if assignment.best is not None:
-            file = self._downloads.fetch(assignment, assignment.best, consent, "best", interrupt)
-            best = records.BestModel(round=assignment.best.round, file=file)
+        best, named = None, self._sums.believed(consent, assignment.best)
+        if named is not None:
+            file = self._downloads.fetch(assignment, named, consent, "best", interrupt)
+            best = records.BestModel(round=named.round, file=file)
         rows = assignment.contributions
         self._ask(records.Finish(
             study=consent.document, revision=consent.revision, study_digest=consent.study_digest,

@@ -155,10 +155,9 @@ def study_page(preview: Preview, row: StudyRow, endorsed: Sequence[str], *, may_
 
 def _study(preview: Preview, row: StudyRow, endorsed: Sequence[str]) -> Iterator[Block]:
     account = preview.account
-    by = f" by {row.approved_by}" if row.approved_by and row.state not in NEW else ""
     tones: dict[str, Tone] = {"offered": "open", "changed": "bad", "held": "open", "withdrawn": "plain"}
     yield Answer(
-        tones.get(row.state, "good"), f"{_state(row)}{by}.", "; ".join(row.changes),
+        tones.get(row.state, "good"), f"{_state(row)}.", "; ".join(row.changes),
         (Claim("Study's digest", "plain", f"{account.study_digest[:SHORT]}, revision {account.revision}"),),
     )  # fmt: skip
     if account.title:
@@ -176,11 +175,13 @@ def _study(preview: Preview, row: StudyRow, endorsed: Sequence[str]) -> Iterator
 
 
 def _state(row: StudyRow) -> str:
+    approved = f"Approved by {row.approved_by}" if row.approved_by else "Approved"
     words = {
         "offered": "Offered to this site; nobody approved it", "changed": "Changed since it was approved: it waits",
-        "withdrawn": "Withdrawn: nothing of it leaves", "held": f"Round {row.round} waits to be released",
+        "withdrawn": "Withdrawn: nothing of it leaves", "approved": approved,
+        "held": f"{approved}; round {row.round} waits to be released",
     }  # fmt: skip
-    return words.get(row.state, f"Approved, and {row.state}" if row.state != "approved" else "Approved")
+    return words.get(row.state, f"{approved}, and {row.state}")
 
 
 def _changed(preview: Preview) -> Iterator[Block]:

@@ -78,7 +78,7 @@ def parsed(path: Path, kind: type[Record], data: bytes) -> Record:
     """
     try:
         if len(data) <= REMEMBERED_BYTES and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-            return cast(Record, _remembered(kind, data))
+            return cast(Record, _remembered(kind, data))  # type: ignore[arg-type]
         return from_bytes(kind, data)
     except (BadData, ValueError):  # pydantic's is a ValueError
         raise _damaged(path, kind) from None

@@ -6,7 +6,9 @@ import logging
 import os
 import re
 import socket
+import threading
 from pathlib import Path
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -27,6 +29,7 @@ from site_agent.state.site import Site
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.coordinator.conftest import study_document
 from tests.coordinator.test_page import EVIL, report
+from wardround.errors import Unavailable
 from wardround.local.logs import log_to_stderr
 from wardround.local.rate_limit import BURST
 from wardround.pages import rendering
@@ -299,6 +302,51 @@ def test_log_without_end(served: Pages, capsys: pytest.CaptureFixture[str], monk
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     lines = [line for line in capsys.readouterr().err.splitlines() if " INFO " not in line]
     assert len(lines) <= BURST
+
+
+class StuckProvider:
+    """A provider of OpenID Connect that does not answer until it is told, and then not as it should."""
+
+    name = "login.example.org"
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.answers = threading.Event()
+
+    def begin(self) -> tuple[str, str]:
+        self.asked += 1
+        self.answers.wait(60)
+        raise Unavailable("the provider cannot be asked: it is down")
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/web/provided.py")
+def test_provider_that_does_not_answer(
+    served: Pages, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds the dashboard's port begins log-ins with a provider that is down: forty of them, without a name,
+    held each thread of the pages, so that those who were logged in waited too. Each left a line in the log, at once
+    where the provider refuses."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log_to_stderr()
+    provider = StuckProvider()
+    application = Application("Test", "test", (), (), served.users, Live(), provider=cast(Any, provider))
+    transport = httpx.ASGITransport(Guard(application.app, {ORIGIN}))
+
+    async def ask() -> list[int]:
+        async with httpx.AsyncClient(transport=transport, base_url=ORIGIN) as client:
+            begun = [asyncio.create_task(client.get("/login/provider")) for _ in range(100)]
+            while not provider.asked:
+                await asyncio.sleep(0)
+            try:
+                assert (await asyncio.wait_for(client.get("/readyz"), 30)).text == "ready\n"
+            finally:
+                provider.answers.set()
+            again = [(await client.get("/login/provider")).status_code for _ in range(2 * BURST)]
+            return [*again, *[one.status_code for one in await asyncio.gather(*begun)]]
+
+    assert set(asyncio.run(ask())) == {503}
+    lines = [line for line in capsys.readouterr().err.splitlines() if " INFO " not in line]
+    assert len(lines) < 2 * BURST
 
 
 @pytest.mark.attack(promise="P1", refused_by=APPLICATION)

@@ -5,25 +5,29 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from site_agent import audit
 from site_agent.gateway.connection.interrupt import Interrupt
+from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.rollover import roll_over
 from site_agent.gateway.exit import egress
+from site_agent.gateway.round import Rounds
 from site_agent.gateway.secure import checking, checks, terms
 from site_agent.gateway.secure.due import MOST
-from site_agent.state.directory import SiteState
+from site_agent.state.directory import Journal, SiteState
 from tests.secure_world import key_of, public
 from tests.site_agent import secure_sites
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, Hospital, SecureSites, write_model
 from tools import verify_ledger
 from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
-from wardround.records.assignment import Assignment, ModelRef
+from wardround.records.assignment import STOP, Assignment, ModelRef, StopReason
 from wardround.records.secure_messages import SecureShown, SecureTold, Shown, SumEvidence
+from wardround.records.trainer import Finish
 from wardround.secure import coordinator, layout, sums
 from wardround.secure.statements import Submission
 from wardround.signing.dsse import Envelope
@@ -142,6 +146,33 @@ def test_an_altered_model_asked_again_until_the_sample_misses_it(
         with pytest.raises(NotPermitted, match="was found to be another"):
             twenty.check("bergen", 2)
     assert [line["result"] for line in hospital.lines("sum_checked")] == []  # of the new ledger
+
+
+@pytest.mark.attack(promise="P12", refused_by="site_agent/gateway/secure/checks.py")
+def test_another_best_model_at_the_end(
+    world: SecureSites, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every sum was checked. At the end the coordinator calls a model of its own that of round 1, the best: no site
+    trains on it, so none compared it, and it was what each hospital kept, and would use."""
+    world.run(1)
+    world.check("bergen", 2)
+    hospital, asked = world.hospitals["bergen"], list[Any]()
+    monkeypatch.setattr(Downloads, "fetch", lambda self, assignment, ref, *more: ref.digest)
+    monkeypatch.setattr(Rounds, "_ask", lambda self, request, *more: asked.append(request))
+    own = write_model(world.folder / "own.safetensors", 99).digest()
+    for round_, model in ((1, own), (0, own), (77, own), (1, world.models[1])):
+        rounds = Rounds(
+            hospital.state, hospital.site, hospital.session, hospital.ledger, cast(Any, None), print, hospital.rounds
+        )
+        end = replace(hospital.assignment(2), kind=STOP, reason=StopReason.FINISHED, best=ModelRef(round_, model))
+        rounds.do(end, Interrupt())
+        hospital.state.save_journal(Journal(STUDY, 1, world.digest))
+    kept = [request.best for request in asked if isinstance(request, Finish)]
+    assert [best and (best.round, best.file) for best in kept] == [None, None, None, (1, world.models[1])]
+    assert caplog.text.count("is not the one that was checked here") == 3
+    hospital = hospital.roll_over()
+    assert hospital.sums.believed(world.consent_of(hospital), ModelRef(1, own)) is None
+    world.hospitals["bergen"] = hospital
 
 
 def craft(world: SecureSites, block: int) -> str:

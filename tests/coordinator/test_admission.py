@@ -2,6 +2,7 @@
 
 import uuid
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from coordinator.studies.state import Answer, Kind, Phase, Round, StudyState
 from coordinator.studies.study import Study, new_study
 from coordinator.studies.terms import UpdateTerms
 from coordinator.updates import admission
-from coordinator.updates.admission import ADMITTED, Refusal
+from coordinator.updates.admission import ADMITTED, Admitted, Refusal
 from coordinator.updates.receive import Received
+from fl_algorithms.server.aggregator import BLOCK
 from fl_algorithms.study import ResolvedStudy
 from tests.coordinator.conftest import study_document
 from tests.coordinator.fake_site import Ledger
@@ -235,24 +237,24 @@ def update_file(path: Path, **tensors: np.ndarray) -> TensorFile:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, admission.BLOCK - 1, admission.BLOCK, 2 * admission.BLOCK + 6])
+@pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, 2 * BLOCK + 6])
 def test_one_value_that_is_not_finite_is_found_and_its_tensor_named(tmp_path: Path, bad: float, place: int) -> None:
-    weight = np.ones(2 * admission.BLOCK + 7)
+    weight = np.ones(2 * BLOCK + 7)
     weight[place] = bad
     with update_file(tmp_path / "u", bias=np.zeros(2), weight=weight) as file:
-        assert admission.values_refusal(file, None) == Refusal("TENSOR_NOT_FINITE", "weight")
+        assert admission.judged_values(file, None) == Refusal("TENSOR_NOT_FINITE", "weight")
 
 
 def test_zeros_of_both_signs_denormals_and_the_largest_floats_are_finite(tmp_path: Path) -> None:
     values = np.array([0.0, -0.0, 1e-45, np.finfo("<f4").max, -np.finfo("<f4").max])
     with update_file(tmp_path / "u", weight=values) as file:
-        assert admission.values_refusal(file, None) is None
+        assert isinstance(admission.judged_values(file, None), Admitted)
 
 
 def test_the_norm_may_reach_the_limit_but_not_pass_it(tmp_path: Path) -> None:
     with update_file(tmp_path / "u", a=np.array([3.0]), b=np.array([4.0])) as file:  # norm 5, over both
-        assert admission.values_refusal(file, 5.0) is None
-        assert admission.values_refusal(file, np.nextafter(5.0, 0)) == Refusal("TENSOR_NORM")
+        assert admission.judged_values(file, 5.0) == Admitted(5.0)
+        assert admission.judged_values(file, np.nextafter(5.0, 0)) == Refusal("TENSOR_NORM")
 
 
 def test_a_tensor_with_other_bytes_than_announced_is_named() -> None:
@@ -276,7 +278,7 @@ def test_a_payload_is_admitted_if_it_is_whole_and_as_announced(tmp_path: Path) -
     path = tmp_path / "u"
     nothing = replace(HEADER, manifest=Manifest(()))
     terms = UpdateTerms(3.0)
-    assert admission.admit_payload(received(path), terms) == ADMITTED
+    assert admission.admit_payload(received(path), terms) == Admitted(sqrt(6))
     assert admission.admit_payload(received(path), UpdateTerms(2.0)) == Refusal("TENSOR_NORM")
     assert admission.admit_payload(received(path, manifest=None), terms) == Refusal("PAYLOAD_INCOMPLETE")
     assert admission.admit_payload(received(path, committed="0" * 64), terms) == Refusal("PAYLOAD_DIGEST")
@@ -324,7 +326,8 @@ def test_what_an_encoding_never_writes_is_refused_and_the_values_are_judged_as_t
         tmp_path / "v", header=replace(HEADER, manifest=whole), spool=tmp_path / "u", manifest=whole,
         committed=whole.digest(),
     )  # fmt: skip
-    assert admission.admit_payload(update, UpdateTerms(20.0, encoding, (MATRIX,))) == (refusal or ADMITTED)
+    found = admission.admit_payload(update, UpdateTerms(20.0, encoding, (MATRIX,)))
+    assert found == refusal if refusal else isinstance(found, Admitted)
 
 
 def test_a_study_with_an_encoding_takes_its_tensors_and_no_others() -> None:

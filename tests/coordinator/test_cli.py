@@ -117,7 +117,7 @@ def test_several_sites_are_invited_at_once_and_each_invitation_is_a_file_of_its_
     folder = commands.folder / "invitations"
     out, said = commands.run("invite", "alpha", "bravo", "--out", folder)
     assert out == ""
-    assert f"Written to {folder / 'alpha.invitation'}: send it to that hospital alone, then delete it" in said
+    assert f"Invitation written to {folder / 'alpha.invitation'}: send it to `alpha` alone, then delete it" in said
     for site in ("alpha", "bravo"):
         path = folder / f"{site}.invitation"
         assert Invitation.decode(path.read_text()).site == site
@@ -187,7 +187,7 @@ def test_the_commands_do_the_same_with_and_without_a_service(commands: Commands,
     name, digest = commands.create().split()
     assert (name, len(digest)) == ("trial", 64)
     _, said = commands.run("study", "start", "trial")
-    assert said.startswith("Study `trial` is waiting, waiting for alpha, bravo\n")
+    assert said.startswith("Study `trial` is waiting for alpha, bravo to approve it\n")
     status = json.loads(commands.run("study", "status", "trial", "--json")[0])
     assert (status["id"], status["state"], status["round"], status["rounds"]) == ("trial", "waiting", 0, 2)
     assert status["study_digest"] == digest
@@ -254,6 +254,7 @@ def test_study_check_prints_the_study_with_its_defaults_and_refuses_a_wrong_key(
     assert json.loads(out)["training"]["batch_size"] == 32
     weight = "limit: one site's averaging weight is at most 0.5 of a mean of three or more sites"
     assert f"{weight}\nlimit: an update's norm is " in said
+    assert said.endswith(f"next: `coordinator study create {commands.study}`\n")
     commands.study.write_text(STUDY.replace("local_steps", "local_step"))
     _, said = commands.run("study", "check", commands.study, code=65)
     assert "error: study.toml: unknown key `local_step` in [training]\nhint: did you mean `local_steps`?" in said

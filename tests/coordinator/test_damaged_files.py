@@ -1,6 +1,7 @@
 """A file of the coordinator that is damaged or lost: never used, named, and made good where somebody has it."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -105,12 +106,15 @@ def test_without_a_whole_copy_the_study_pauses_says_so_and_goes_on_with_the_file
     assert model_bytes(place) == expected_model([("alpha",)])
 
 
-def test_an_accepted_update_that_is_gone_is_asked_for_again_and_counts(place: Place) -> None:
+@pytest.mark.parametrize("harm", [Path.unlink, flip])
+def test_an_accepted_update_that_is_gone_or_damaged_is_asked_for_again_and_counts(
+    place: Place, harm: Callable[[Path], object]
+) -> None:
     """The receipt stays true: the site sends the same update once more, and the model is the undisturbed one."""
     sites = place.begin(rounds=1)
     assignments = [site.next_assignment() for site in sites]
     receipt = sites[0].answer(assignments[0])
-    Blobs(place.state.blobs).spool(receipt.upload_id).unlink()
+    harm(Blobs(place.state.blobs).spool(receipt.upload_id))
     for site, assignment in zip(sites[1:], assignments[1:], strict=True):
         site.answer(assignment)
     again = sites[0].next_assignment()

@@ -108,6 +108,10 @@ def test_refusals_caps_declines_and_silence_are_told_apart() -> None:
     assert "1 refused, 0 accepted and left out" in text
     assert "alpha (counts for 0.5, less than its rows)" in text
     assert "bravo: refused TENSOR_NOT_FINITE; charlie: no answer" in text
+    running = text_of(
+        report(sites=sites, attempts=[attempt(1, {"alpha": "accepted"}, outcome="open")], state="running")
+    )
+    assert "bravo: no answer yet; charlie: no answer yet" in running
     assert [marks(text, name) for name in sites] == ["◐|○", "✕|–", "?|?"]  # an attempt that failed made no model
 
 

@@ -115,6 +115,7 @@ def test_a_stream_that_ends_notes_what_came_and_the_next_one_goes_on_there(recei
 
 def test_much_is_noted_on_the_way(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive, "ACK_BYTES", 8)
+    monkeypatch.setattr(receive, "ACK_S", 0.0)
     reception = receiver.reception()
     assert [reception.take(offset, PAYLOAD[offset : offset + 4]) for offset in (0, 4, 8)] == [None, 8, None]
     assert receiver.noted() == 8

@@ -377,6 +377,7 @@ def test_an_update_given_up_for_another_is_forgotten(place: Place) -> None:
 
 def test_large_payloads_are_acknowledged_on_the_way(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receive, "ACK_BYTES", 8)
+    monkeypatch.setattr(receive, "ACK_S", 0.0)
     site, _, update, opening = begun(place)
     offsets: list[int] = []
     site.send(opening, update.payload, chunk=4, on_offset=offsets.append)

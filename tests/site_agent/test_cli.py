@@ -191,6 +191,8 @@ def test_an_unknown_study_is_named_with_the_known_ones(shell: Shell) -> None:
 def test_status_has_the_keys_that_scripts_rely_on(shell: Shell) -> None:
     shell.join()
     shell.offer()
+    away = f"Coordinator {shell.coordinator.address}: not connected: the agent does not run\n"
+    assert away in shell.run("status").stdout
     service = shell.serve("--only", "gateway")
     status = shell.json("status")
     assert status["site"] == "st-olav"

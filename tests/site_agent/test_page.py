@@ -212,6 +212,7 @@ def test_where_the_policy_wants_two_people_an_update_waits_for_the_second(world:
         browser, path = page.browser(), f"{PATH}/rounds/1"
         shown = browser.get(path)
         assert "The policy wants 2 different people to release it." in shown
+        assert re.search(r"Approved by [^;<]+; round 1 waits to be released\.", browser.get(PATH))
         assert "Release: it waits for another person" in shown
         assert browser.press(shown, f"{path}/release") == (303, "/")
         home = browser.get("/")

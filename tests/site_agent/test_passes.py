@@ -57,7 +57,7 @@ def test_a_round_fsyncs_its_ledger_and_its_journal_and_nothing_else(
 def test_neither_a_model_nor_an_update_is_read_once_more_as_a_whole(
     world: SiteWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model is hashed as it comes; an update is measured for the ledger, and hashed once more as it is sent."""
+    """A model is hashed as it comes; an update is measured for the ledger, and known again by its tag as it is sent."""
     world.ready()
     do_round(world, 1)
     read, measured = list[Path](), list[Path]()

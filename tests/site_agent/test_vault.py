@@ -28,7 +28,7 @@ from wardround.records.trainer import Trained
 from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
-DIGEST = "ab" * 32
+DIGEST, CRC32 = "ab" * 32, "ab" * 4
 ORIGIN = Origin(command="train", base_digest="ba" * 32, data_digest="da" * 32)
 
 
@@ -86,7 +86,7 @@ def answer(number: int) -> Trained:
 
 def keep(vault: Vault, number: int) -> None:
     """Train round ``number``, in pretence."""
-    vault.keep_pending(number, file_of(tensors(number), {"round": str(number)}), ORIGIN, answer(number), DIGEST)
+    vault.keep_pending(number, file_of(tensors(number), {"round": str(number)}), ORIGIN, answer(number), CRC32)
 
 
 def card(number: int, model_digest: str, preprocessing: bytes, kind: str = "latest") -> Card:
@@ -129,7 +129,7 @@ def test_state_comes_back_bit_for_bit(vault: Vault) -> None:
         "a/b": torch.tensor([float("nan"), -0.0, 1e-45]), "half": torch.ones(2, dtype=torch.bfloat16),
         "empty": torch.zeros((0, 3)), "scalar": torch.tensor(7), "flags": torch.tensor([True, False]),
     }  # fmt: skip
-    kept = vault.keep_pending(1, file_of(odd), ORIGIN, answer(1), DIGEST)
+    kept = vault.keep_pending(1, file_of(odd), ORIGIN, answer(1), CRC32)
     back = from_bytes(vault.load(kept))
     assert back.keys() == odd.keys()
     for name, tensor in odd.items():
@@ -150,7 +150,7 @@ def test_pending_answer_is_given_for_the_same_question_alone(vault: Vault) -> No
     keep(vault, 1)
     pending = vault.pending(1, ORIGIN)
     assert pending is not None
-    assert (pending.answer, pending.update_digest) == (answer(1), DIGEST)
+    assert (pending.answer, pending.update_crc32) == (answer(1), CRC32)
     assert vault.pending(1, ORIGIN.model_copy(update={"base_digest": "cc" * 32})) is None
     assert vault.pending(2, ORIGIN) is None
 

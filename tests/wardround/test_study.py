@@ -379,7 +379,7 @@ def test_a_range_is_given_lowest_first(written: Path) -> None:
 
 
 def test_the_limits_are_said_in_words(written: Path) -> None:
-    rows = "a site reports at most 10000000 rows, and 2 times its first report"
+    rows = "a site reports at most 10,000,000 rows, and 2 times its first report"
     weight = "one site's averaging weight is at most 0.5 of a mean of three or more sites"
     learned = "an update's norm is at most 10 times the median of this and the last rounds"
     assert study(SMALL, written, "limits.norm_multiple=10").bounds() == (weight, learned, rows)

@@ -506,7 +506,7 @@ def _vault(folder: Path) -> Door:
     origin = Origin(command="train", base_digest="ab" * 32, data_digest="cd" * 32)
     answer = Trained(num_examples=8, num_validation=2, metrics={"val_loss": "0.5"}, update="update.safetensors")
     last = kept.model_copy(update={"round": 2, "file": "state-00002-0123456789ab.safetensors"})
-    pending = Pending(state=last, origin=origin, answer=answer, update_digest="ef" * 32)
+    pending = Pending(state=last, origin=origin, answer=answer, update_crc32="ef" * 4)
     index = Index(study_digest="ab" * 32, committed=(kept,), pending=pending)
     state, base = folder / "state", f"studies/{STUDY}/1"
     names = (f"{base}/index.json", f"{base}/checkpoints/best_local/model.safetensors",

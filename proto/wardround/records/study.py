@@ -260,7 +260,9 @@ class StudyFile(Strict):
             norm = f"an update's norm is at most {limits.norm_multiple:g} times the median of this and the last rounds"
         else:
             norm = "nothing limits an update's norm" if rule.is_mean else "no update is left out for its norm"
-        rows = f"a site reports at most {limits.max_examples} rows, and {limits.count_growth:g} times its first report"
+        rows = (
+            f"a site reports at most {limits.max_examples:,} rows, and {limits.count_growth:g} times its first report"
+        )
         said = () if rule.is_mean else (rule.sentence(len(self.study.trainers), self.study.needed),)
         written = (self.encoding.sentence,) if self.encoding.encoding.is_lossy else ()
         return (*said, weight, norm, rows, *written)

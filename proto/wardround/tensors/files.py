@@ -130,6 +130,12 @@ class TensorFile:
             yield offset, data
             offset += len(data)
 
+    def everything(self) -> Iterator[Data]:
+        """All bytes of the file, its header's too."""
+        end = self._data + self.bytes
+        for offset in range(0, end, CHUNK):
+            yield self.read(offset, min(CHUNK, end - offset))
+
     def block(self, key: str, start: int, count: int) -> "NDArray[np.float32]":
         """``count`` float32 elements of one tensor from element ``start`` on, flat, a copy."""
         import numpy  # what has only names and shapes of tensors starts without it

@@ -30,6 +30,7 @@ from pydantic import Field, model_validator
 from requests import RequestException
 
 from wardround.errors import BadData, NotPermitted, Unavailable
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.schema import Strict, check, read_toml
 from wardround.terminal import escaped
 from wardround.web.passwords import User
@@ -102,6 +103,7 @@ class Provider:
         self.settings = check(Settings, read_toml(path), str(path))
         self._redirect = redirect
         self._clock = clock
+        self._log = RateLimitedLog(log)
         self._lock = threading.Lock()
         self._seal, self._spent = Fernet(Fernet.generate_key()), dict[str, None]()
         self._known: dict[str, Any] | None = None
@@ -143,7 +145,7 @@ class Provider:
         if answer.get("iss", self.settings.issuer) != self.settings.issuer:
             raise NotPermitted("the answer is of another provider", hint=AGAIN)
         if "error" in answer or not answer.get("code"):
-            log.warning("the provider let nobody in: %s", escaped(answer.get("error", "no code"))[:LONGEST_NAME])
+            self._log.warning("the provider let nobody in: %s", escaped(answer.get("error", "no code"))[:LONGEST_NAME])
             raise NotPermitted("the provider let nobody in", hint=AGAIN)
         claims = self._claims(self._token(answer["code"], began.verifier), began.nonce)
         subject, groups = str(claims["sub"]), claims.get(self.settings.groups_claim, [])
@@ -151,7 +153,7 @@ class Provider:
         look = self.settings.look
         name = escaped(str(claims.get(self.settings.name_claim) or subject))[:LONGEST_NAME]
         if subject not in look.subjects and not member & set(look.groups):
-            log.warning("`%s` is known to the provider and may not look", name)
+            self._log.warning("`%s` is known to the provider and may not look", name)
             raise NotPermitted(
                 "you are known to the provider, and may not look here",
                 hint="the operator names subjects or groups in the file of the provider",
@@ -186,7 +188,7 @@ class Provider:
             except RequestException as error:
                 raise _unreachable(error) from None
             except (OAuthError, ValueError) as error:
-                log.warning("the provider gives no token: %s", escaped(str(error))[:200])
+                self._log.warning("the provider gives no token: %s", escaped(str(error))[:200])
                 raise NotPermitted("the provider gives no token for this log-in", hint=AGAIN) from None
         return str(answer.get("id_token", ""))
 
@@ -201,7 +203,7 @@ class Provider:
                 sub={"essential": True}, nonce={"essential": True, "value": nonce},
             ).validate(claims)  # fmt: skip
         except (JoseError, ValueError, TypeError, KeyError) as error:
-            log.warning("a token of the provider is refused: %s", escaped(str(error))[:200])
+            self._log.warning("a token of the provider is refused: %s", escaped(str(error))[:200])
             raise NotPermitted("the provider's token is not one for this log-in", hint=AGAIN) from None
         audience = claims["aud"] if isinstance(claims["aud"], list) else [claims["aud"]]
         if claims.get("azp", ours) != ours or (len(audience) > 1 and "azp" not in claims):

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.meter import Meter
 from site_agent.gateway.connection.proxy import Proxy
+from site_agent.gateway.connection.transfers import Part, Transfers, parts
 from site_agent.gateway.connection.upload import UploadStream, UploadTry
 from site_agent.state.directory import Offer
 from wardround import __version__, rpc
@@ -25,7 +26,7 @@ from wardround.records.architectures import own_manifest
 from wardround.records.assignment import Assignment, Declaration, ModelRef
 from wardround.records.enrolment import Enrolled, IssuedCertificate
 from wardround.records.event import CertificateFork, Goodbye, event_from
-from wardround.records.messages import envelope_from, envelope_message, manifest_from
+from wardround.records.messages import envelope_from, envelope_message
 from wardround.records.offer import StudyOffer
 from wardround.records.secure_messages import (
     BlockDigests,
@@ -41,7 +42,7 @@ from wardround.records.summaries.figures import SiteFigures
 from wardround.records.summaries.request import MOST_OPEN, SummaryRequest, from_bytes
 from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing.dsse import Envelope
-from wardround.tensors.manifests import Manifest
+from wardround.tensors.tags import Tag
 from wardround.terminal import quoted
 from wardround.v1 import (
     enrolment_pb2,
@@ -99,6 +100,7 @@ class Connection:
         self._channel = grpc.secure_channel(address, credentials, _options(proxy))
         self._enrolment = enrolment_pb2_grpc.EnrolmentStub(self._channel)  # type: ignore[no-untyped-call]
         self._federation = federation_pb2_grpc.FederationStub(self._channel)  # type: ignore[no-untyped-call]
+        self._transfers = Transfers(self._channel)
         self._summaries = summaries_pb2_grpc.SummariesStub(self._channel)  # type: ignore[no-untyped-call]
         self._secure = secure_pb2_grpc.SecureAggregationStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -220,46 +222,42 @@ class Connection:
                     if event is not None:
                         yield event
 
-    def download(
-        self, study: str, revision: int, model: ModelRef, offset: int, interrupt: Interrupt
-    ) -> Iterator[Manifest | tuple[int, bytes]]:
+    def download(self, study: str, revision: int, model: ModelRef, offset: int, interrupt: Interrupt) -> Iterator[Part]:
         """The model's manifest, then its payload from ``offset`` on as (offset, bytes)."""
         request = pb.DownloadRequest(study=study, revision=revision, model=model.to_message(), offset=offset)
         with _explained(f"downloading model {model.round} of `{study}`"):
-            call = self._federation.Download(self._counted("Download", request))
+            call = self._transfers.download(self._counted("Download", request))
             with interrupt.ending(call.cancel), _cancelled_after(call):
-                for reply in call:
-                    if reply.WhichOneof("kind") == "manifest":
-                        yield manifest_from(reply.manifest)
-                    else:
-                        yield reply.chunk.offset, reply.chunk.data
+                yield from parts(call)
 
-    def upload(self, header: UploadHeader, payload: Path | None, sent: UploadTry, interrupt: Interrupt) -> Envelope:
+    def upload(
+        self, header: UploadHeader, payload: Path | None, sent: UploadTry, interrupt: Interrupt, tag: Tag | None = None
+    ) -> Envelope:
         """Send one update and return its receipt, not yet verified.
 
-        The file is hashed again as it is sent; if it is no longer what ``header`` says, nothing is committed. The
+        The file is looked at again as it is sent; if it is no longer what ``header`` says, nothing is committed. The
         coordinator says where to go on, so a second call with the same upload id sends only what is missing. No call
         sends more than the payload's bytes.
 
         Args:
             payload: None for a closing validation.
             sent: counts what was let out, whether this returns or raises.
+            tag: of the payload as it was when ``header`` was made; without one it is hashed.
 
         Raises:
             ChangedOnTheWay: the bytes read are not those of the manifest.
         """
 
-        def on_request(request: pb.UploadRequest) -> None:
-            size = len(request.chunk.data)
-            sent.payload_bytes += size
-            self.bytes_up += size
-            self.meter.message("Upload", request, size)
+        def on_request(size: int, payload_bytes: int) -> None:
+            sent.payload_bytes += payload_bytes
+            self.bytes_up += payload_bytes
+            self.meter.sent("Upload", size, payload_bytes)
 
-        stream = UploadStream(header, payload, on_request)
+        stream = UploadStream(header, payload, on_request, tag)
         self.meter.call("Upload")
         timeout_s = 60 + header.manifest.bytes / SLOWEST
         with _explained(f"uploading round {header.round} of `{header.study}`"):
-            call = self._federation.Upload(stream.requests(), timeout=timeout_s)
+            call = self._transfers.upload(stream.requests(), timeout=timeout_s)
             stream.cancel = call.cancel
             try:
                 with interrupt.ending(call.cancel):

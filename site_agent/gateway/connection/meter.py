@@ -25,12 +25,16 @@ class Meter:
         with self._lock:
             self._row(method)[0] += 1
 
-    def message(self, method: str, message: Message, payload: int = 0) -> None:
-        """A message goes out; ``payload`` of its bytes are an update's tensors."""
+    def message(self, method: str, message: Message) -> None:
+        """A message goes out."""
+        self.sent(method, message.ByteSize())
+
+    def sent(self, method: str, size: int, payload: int = 0) -> None:
+        """A message of ``size`` bytes goes out; ``payload`` of them are an update's tensors."""
         with self._lock:
             row = self._row(method)
             row[1] += 1
-            row[2] += message.ByteSize() - payload
+            row[2] += size - payload
 
     @contextmanager
     def taken(self) -> Iterator[list[MethodBytes]]:

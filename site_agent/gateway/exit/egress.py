@@ -23,7 +23,7 @@ from site_agent.gateway.exit import receipts
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.masked import Masking
-from site_agent.gateway.exit.measure import Measured, measure
+from site_agent.gateway.exit.measure import NOTHING, Measured, measure
 from site_agent.gateway.exit.staging import Staging
 from site_agent.state.directory import Consent, Journal
 from wardround import refusals
@@ -36,6 +36,7 @@ from wardround.signing import canonical
 from wardround.signing.dsse import Envelope
 from wardround.tensors.files import MAX_HEADER
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
+from wardround.tensors.tags import Tag
 
 MAX_TRIES = 100  # lines that one update may have, however short its tries are: the ledger is not a peer's to fill
 log = logging.getLogger(__name__)
@@ -46,12 +47,13 @@ class PendingUpload:
     """An update that the ledger holds without a receipt, and that may be sent.
 
     ``file`` is the gateway's own copy, None for a closing validation. ``line_spent``: what was sent under its last line
-    is not known, so that it needs another.
+    is not known, so that it needs another. ``tag``: of the payload as it was measured, where this process measured it.
     """
 
     header: UploadHeader
     file: Path | None
     line_spent: bool = False
+    tag: Tag | None = None
 
 
 @traces.step("take")
@@ -130,8 +132,8 @@ def record(
         policy.block(journal, "the update", f"consent: {error.message}")
         raise
     if measured is None:
-        measured = _measured(policy, journal, consent, file) if file is not None else (Manifest(()), [])
-    manifest, tensors = measured
+        measured = _measured(policy, journal, consent, file) if file is not None else NOTHING
+    manifest, tensors, tag = measured.manifest, measured.rows, measured.tag
     _refuse_nonfinite(manifest, tensors, policy, journal)
     policy.refuse_denied(journal, consent, reported, manifest.specs, sorted(journal.metrics))  # 2
     entry = _entry(journal, policy.coordinator, manifest.digest())
@@ -141,14 +143,14 @@ def record(
     upload_id = uuid.uuid4().hex
     submission = None
     if masking is None:
-        entry = replace(entry, upload_id=upload_id, update=update, payload_bytes=manifest.bytes, tensors=tuple(tensors))
+        entry = replace(entry, upload_id=upload_id, update=update, payload_bytes=manifest.bytes, tensors=tensors)
     else:
         made = masking.make()
         entry = made.entry(entry, upload_id, masking.commit(upload_id, entry, tensors))
-        file, submission = made.file, made.submission
+        file, submission, tag = made.file, made.submission, None
     with meter.taken() as methods:
         ledger.append_all([*_control(methods), entry])  # 4 and 5, in this order, with one fsync
-    return PendingUpload(_header(entry, ledger.statement(), submission), file)
+    return PendingUpload(_header(entry, ledger.statement(), submission), file, tag=tag)
 
 
 def record_control(ledger: Ledger, meter: Meter) -> None:
@@ -217,7 +219,7 @@ def send(
             with session.use() as connection:
                 ledger.catch_up(connection.show_ledger)
                 now = replace(header, ledger=ledger.statement())
-                envelope = connection.upload(now, upload.file, sent, interrupt)
+                envelope = connection.upload(now, upload.file, sent, interrupt, upload.tag)
                 return receipts.take(header.upload_id, envelope, connection, ledger)
         except (Unavailable, TryAgain) as error:
             interrupt.check()

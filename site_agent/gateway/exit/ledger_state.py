@@ -32,7 +32,7 @@ from wardround.records.ledger.entries import (
     UploadEntry,
 )
 from wardround.records.ledger.lines import Line
-from wardround.records.ledger.secure import OTHER, AgreedEntry, OpenedEntry, SumCheckedEntry
+from wardround.records.ledger.secure import MISSED, OTHER, AgreedEntry, OpenedEntry, SumCheckedEntry
 from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import EMPTY_HEAD, NOT_RECEIVED, Awaited, LedgerHead, next_head
 
@@ -96,6 +96,7 @@ class LedgerState:
         self.opened: set[tuple[str, int]] = set()  # those of them that this site has opened
         self.unchecked: dict[str, OpenedEntry] = {}  # digest of the study -> what was opened last, its sum unchecked
         self.checked: dict[str, SumCheckedEntry] = {}  # digest of the study -> the sum that was checked last
+        self.models: dict[tuple[str, int], str] = {}  # (digest of the study, round) -> the model that was checked
         self.refuted: dict[str, SumCheckedEntry] = {}  # likewise -> the first whose model was another than it gives
         self.continues: CitedHead | None = None
         self.missing = ""  # id of a ledger that this one continues, and that is not there
@@ -178,6 +179,7 @@ class LedgerState:
         self.opened |= before.opened
         self.unchecked |= before.unchecked
         self.checked |= before.checked
+        self.models |= before.models
         self.refuted |= before.refuted
         self.missing = before.missing
 
@@ -241,6 +243,8 @@ class LedgerState:
 
     def _checked(self, checked: SumCheckedEntry) -> None:
         self.checked[checked.study_sha256] = checked
+        if checked.result != MISSED:
+            self.models[checked.study_sha256, checked.round] = checked.model
         opened = self.unchecked.get(checked.study_sha256)
         if opened is not None and opened.chosen == checked.chosen:
             del self.unchecked[checked.study_sha256]

@@ -1,7 +1,7 @@
 """An update that leaves with masks: what the ledger says of it, and what is kept to show an auditor more."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,7 +60,7 @@ class Masking:
     make: Callable[[], MaskedUpdate]
     keep: Callable[[str, object], object]
 
-    def commit(self, upload_id: str, plain: UploadEntry, rows: list[TensorRow]) -> str:
+    def commit(self, upload_id: str, plain: UploadEntry, rows: Sequence[TensorRow]) -> str:
         """A commitment to all that the masks hide: the site's manifest, counts and metrics. The salt stays here."""
         opened = {"salt": os.urandom(32).hex(), "left": plain.left()}
         self.keep(upload_id, {**opened, "tensors": [row.document() for row in rows]})

@@ -1,7 +1,8 @@
-"""What an update's file holds, measured in one pass: each tensor's digest, norm and largest magnitude."""
+"""What an update's file holds, measured in one pass: each tensor's digest, norm and largest magnitude; and a tag."""
 
 import hashlib
 import math
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,28 @@ from wardround.records.ledger.entries import TensorRow
 from wardround.tensors.codecs import fault, widened
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
+from wardround.tensors.tags import Tag, Tagger
 
 BLOCK = 64 * 1024  # elements looked at in one piece
-Measured = tuple[Manifest, list[TensorRow]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an update's file holds: its manifest, and its tensors' rows in the ledger.
+
+    ``tag``: of the payload, by which this process knows it again when it sends it; None without a file.
+    """
+
+    manifest: Manifest
+    rows: tuple[TensorRow, ...]
+    tag: Tag | None
+
+
+NOTHING = Measured(Manifest(()), (), None)  # of a closing validation
 
 
 def measure(file: Path, consent: Consent) -> Measured:
-    """The manifest of an update's file, and its tensors' rows in the ledger.
+    """Measure an update's file.
 
     Reads the file once, 64 Ki values at a time. Norm and largest magnitude are over the finite values; ``nonfinite``
     counts the others, with which nothing leaves. In an encoding they are of the numbers that leave, as they leave.
@@ -31,8 +47,10 @@ def measure(file: Path, consent: Consent) -> Measured:
     with TensorFile(file) as tensors:
         consents.check_tensors(tensors.specs, consent.upload, consent.study, "the trainer's update")
         _refuse_unwritten(tensors, consent)
-        rows = [_row(tensors, spec) for spec in tensors.specs]
-    return Manifest(tuple(Entry(spec, row.sha256) for spec, row in zip(tensors.specs, rows, strict=True))), rows
+        tagger = Tagger()
+        rows = tuple(_row(tensors, spec, tagger) for spec in tensors.specs)
+    manifest = Manifest(tuple(Entry(spec, row.sha256) for spec, row in zip(tensors.specs, rows, strict=True)))
+    return Measured(manifest, rows, tagger.tag())
 
 
 def _refuse_unwritten(tensors: TensorFile, consent: Consent) -> None:
@@ -51,21 +69,24 @@ def _refuse_unwritten(tensors: TensorFile, consent: Consent) -> None:
         )
 
 
-def _row(tensors: TensorFile, spec: TensorSpec) -> TensorRow:
+def _row(tensors: TensorFile, spec: TensorSpec, tagger: Tagger) -> TensorRow:
     digest, squares, largest, nonfinite = hashlib.sha256(), 0.0, 0.0, 0
     count = math.prod(spec.shape)
     for start in range(0, count, BLOCK):
         block = tensors.numbers(spec.key, start, min(BLOCK, count - start))
-        digest.update(block.data)
-        wide = (widened(block) if spec.dtype == "BF16" else block).astype(np.float64)
+        data = block.view("u1").data  # while it is in the processor's cache: hashed, tagged and measured
+        digest.update(data)
+        tagger.update(data)
+        numbers = widened(block) if spec.dtype == "BF16" else block
+        wide = numbers.astype(np.float64)
         square = float(np.einsum("i,i->", wide, wide))  # one thread; a BLAS would wake one for each core
         if not math.isfinite(square):  # squares of float32 are finite in float64, and so is their sum
             finite = np.isfinite(wide)
             nonfinite += int(wide.size - finite.sum())
-            wide = wide[finite]
+            numbers = wide = wide[finite]
             square = float(np.einsum("i,i->", wide, wide))
         squares += square
-        largest = max(largest, float(wide.max(initial=0.0)), -float(wide.min(initial=0.0)))
+        largest = max(largest, float(numbers.max(initial=0)), -float(numbers.min(initial=0)))
     return TensorRow(
         bundle=spec.bundle, name=spec.name, dtype=spec.dtype, shape=spec.shape, encoding="raw", bytes=spec.bytes,
         sha256=digest.hexdigest(), l2=f"{math.sqrt(squares):.9e}", max_abs=f"{largest:.9e}", nonfinite=nonfinite,

@@ -43,6 +43,11 @@ class Pledged:
         with self._lock:
             return self._state.refuted.get(study_sha256)
 
+    def model(self, study_sha256: str, round_: int) -> str:
+        """The digest of the model of a round whose sum was checked; "" where it was not."""
+        with self._lock:
+            return self._state.models.get((study_sha256, round_), "")
+
     def last_sum(self, study_sha256: str) -> tuple[OpenedEntry | None, SumCheckedEntry | None]:
         """What was opened last of a study, if its sum is not checked yet; the last check that found no other model."""
         with self._lock:

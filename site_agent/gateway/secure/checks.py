@@ -78,6 +78,27 @@ class SumChecks:
         agreed = self._agreed(consent, opened.round)
         self.attempts.keep_models(consent.study, (agreed.base, base.digest))
 
+    def believed(self, consent: Consent, best: ModelRef | None) -> ModelRef | None:
+        """The best model that the coordinator names at the end, which nobody trains on any more; None where it is not
+        the one whose sum was checked here. Of a round that went on without this site, it is the coordinator's word."""
+        if best is None or not consent.is_secure:
+            return best
+        pledged = self.ledger.pledged
+        known, refuted = pledged.model(consent.study_digest, best.round), pledged.refuted(consent.study_digest)
+        if refuted is None and 1 <= best.round <= consent.rounds and known in ("", best.digest):
+            if not known:
+                log.warning(
+                    "the best model of `%s` is that of round %d, whose sum was not checked here", consent.study,
+                    best.round,
+                )  # fmt: skip
+            return best
+        log.error(
+            "the best model of `%s` that the coordinator names, of round %d, is not the one that was checked here: it "
+            "is not kept; show this to the coordinator's operator and to the other hospitals",
+            consent.study, best.round,
+        )  # fmt: skip
+        return None
+
     def by_hand(
         self, consent: Consent, round_: int, blocks: int | None, interrupt: Interrupt, *, keep: bool = False
     ) -> Checked:

@@ -3,8 +3,11 @@
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import safetensors.torch
 import torch
@@ -14,8 +17,11 @@ from fl_algorithms.engine.partition import DTYPES
 from wardround.errors import BadData
 from wardround.local import durable
 from wardround.tensors.files import TensorFile, file_header
-from wardround.tensors.manifests import ITEM_BYTES, MODEL, Entry, Manifest, TensorSpec
+from wardround.tensors.manifests import CHUNK, ITEM_BYTES, MODEL, Entry, Manifest, TensorSpec
 
+Data = bytes | memoryview
+Hashed = Mapping[tuple[int, int], str]  # (address, bytes) of a contiguous tensor that nobody changes -> its SHA-256
+NONE: Hashed = MappingProxyType({})
 STAGED_MODE = 0o640  # the gateway's user reads it through the group
 
 
@@ -38,16 +44,26 @@ def payload(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Ite
     return (raw(tensors[spec.key]) for spec in specs)
 
 
-def manifest_of(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...]) -> Manifest:
-    """What a file of these tensors in this order has as its manifest."""
-    return Manifest(tuple(Entry(spec, hashlib.sha256(raw(tensors[spec.key])).hexdigest()) for spec in specs))
+def manifest_of(tensors: Mapping[str, Tensor], specs: tuple[TensorSpec, ...], known: Hashed = NONE) -> Manifest:
+    """What a file of these tensors in this order has as its manifest. ``known``: need not be hashed again."""
+    return Manifest(tuple(Entry(spec, _sha256(tensors[spec.key], known)) for spec in specs))
+
+
+def _sha256(tensor: Tensor, known: Hashed) -> str:
+    found = known.get(_place(tensor)) if tensor.is_contiguous() else None
+    return found or hashlib.sha256(raw(tensor)).hexdigest()
+
+
+def _place(tensor: Tensor) -> tuple[int, int]:
+    """Where in memory a contiguous tensor lies, and how many bytes it has."""
+    return tensor.data_ptr(), tensor.nbytes
 
 
 def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: tuple[TensorSpec, ...]) -> str:
-    """Write the deltas in the order of ``specs``, and return their manifest's digest (hex).
+    """Write the deltas in the order of ``specs``, and return the file's ``crc32``.
 
-    Not fsynced: the gateway takes a copy and measures that, and after a loss of power the digest tells whether it is
-    still the update.
+    Not fsynced: the gateway takes a copy and measures that, and after a loss of power the sum tells whether it is still
+    the update.
 
     Raises:
         BadData: they are not exactly the tensors of ``specs``; the message names the first that is not.
@@ -58,12 +74,53 @@ def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: 
         for name, tensor in named.items()
     }
     require_specs(specs_of(tensors), specs, "what the method would send")
-    durable.write_file(path, _file(tensors, specs), mode=STAGED_MODE, lasting="nothing")
-    return manifest_of(tensors, specs).digest()
+    summed = _Crc32()
+    durable.write_file(path, summed.passing(_file(tensors, specs)), mode=STAGED_MODE, lasting="nothing")
+    return summed.text()
 
 
-def read_download(path: Path, digest: str | None = None) -> tuple[tuple[TensorSpec, ...], dict[str, dict[str, Tensor]]]:
-    """A downloaded model: its tensors in order, and bundle -> name -> tensor.
+def crc32(path: Path) -> str:
+    """Of a file's bytes, in hex; "" where it cannot be read."""
+    summed = _Crc32()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(CHUNK):
+                summed.update(data)
+    except OSError:
+        return ""
+    return summed.text()
+
+
+class _Crc32:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: Data) -> None:
+        self._value = zlib.crc32(data, self._value)
+
+    def passing(self, pieces: Iterable[Data]) -> Iterator[memoryview]:
+        """The same bytes in small pieces, each summed just before it is written, while the processor has it at hand."""
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), CHUNK):
+                self.update(view[start : start + CHUNK])
+                yield view[start : start + CHUNK]
+
+    def text(self) -> str:
+        return f"{self._value:08x}"
+
+
+@dataclass(frozen=True)
+class Download:
+    """A downloaded model: its tensors in order, bundle -> name -> tensor, and the digests of these as they lie here."""
+
+    specs: tuple[TensorSpec, ...]
+    tensors: dict[str, dict[str, Tensor]]
+    hashed: Hashed
+
+
+def read_download(path: Path, digest: str | None = None) -> Download:
+    """Read a downloaded model.
 
     The file is mapped, and the digest is of the memory that is used from then on: its bytes are read once.
 
@@ -76,7 +133,8 @@ def read_download(path: Path, digest: str | None = None) -> tuple[tuple[TensorSp
     with TensorFile(path) as file:
         specs = file.specs
     tensors = safetensors.torch.load_file(path)
-    own = manifest_of(tensors, specs).digest()
+    manifest = manifest_of(tensors, specs)
+    own = manifest.digest()
     if digest is not None and own != digest:
         raise BadData(
             f"{path.name} is not the announced model: its digest is {own[:12]}…, {digest[:12]}… was announced",
@@ -85,7 +143,8 @@ def read_download(path: Path, digest: str | None = None) -> tuple[tuple[TensorSp
     download: dict[str, dict[str, Tensor]] = {}
     for spec in specs:
         download.setdefault(spec.bundle, {})[spec.name] = tensors[spec.key]
-    return specs, download
+    hashed = {_place(tensors[entry.spec.key]): entry.sha256 for entry in manifest.entries}
+    return Download(specs, download, hashed)
 
 
 def require_specs(specs: tuple[TensorSpec, ...], expected: tuple[TensorSpec, ...], what: str) -> None:

@@ -28,6 +28,9 @@ from site_agent.trainer.rounds import describing, examining, predictions, progra
 from site_agent.trainer.rounds.installing import Installed, Studies
 from site_agent.trainer.rounds.sessions import RoundContext, Sessions, encoded
 from site_agent.trainer.rounds.tensorfiles import (
+    NONE,
+    Hashed,
+    crc32,
     from_bytes,
     manifest_of,
     payload,
@@ -40,9 +43,8 @@ from site_agent.trainer.vault.cards import Card
 from site_agent.trainer.vault.index import Origin, Pending
 from site_agent.trainer.vault.states import Vault
 from wardround import __version__
-from wardround.errors import BadData, CannotWrite, NotPermitted
+from wardround.errors import CannotWrite, NotPermitted
 from wardround.records import trainer as records
-from wardround.tensors.files import TensorFile
 
 RESERVED_BYTES = 16 * 1024 * 1024  # for the ledger and the logs, beside four times the update
 
@@ -126,10 +128,10 @@ class Rounds:
             context = RoundContext(study, request.study_digest, request.data, vault, start)
             data = self._sessions.data(context)
         if request.best is not None:
-            specs, download = read_download(staged(self._state, request.best.file))
-            require_specs(specs, study.partition.download, "the best global model")
+            best = read_download(staged(self._state, request.best.file))
+            require_specs(best.specs, study.partition.download, "the best global model")
             session = self._sessions.resume(context, data)  # and not kept: it holds the best model now, not the last
-            self._keep_all(context, session.finish(request.best.round, download), data)
+            self._keep_all(context, session.finish(request.best.round, best.tensors), data, best.hashed)
         if selects:
             models: dict[str, Kept] = {
                 file.card.kind: Kept(file.card.round, from_bytes(file.model.read_bytes()))
@@ -151,8 +153,8 @@ class Rounds:
         data = self._sessions.data(context)
 
         # 3. The model that was announced, with the tensors that the installed method begins with and no others.
-        specs, base = read_download(staged(self._state, request.base), request.base_digest)
-        require_specs(specs, study.partition.download, "the downloaded model")
+        base = read_download(staged(self._state, request.base), request.base_digest)
+        require_specs(base.specs, study.partition.download, "the downloaded model")
 
         # 4. What an earlier request of the same has given already.
         origin = Origin(
@@ -167,22 +169,22 @@ class Rounds:
         # 5. The round.
         session = self._sessions.resume(context, data)
         if progress is None:
-            result, update_digest = session.validate(number, base), ""
+            result, update_crc32 = session.validate(number, base.tensors), ""
             answer = _reported(study, result)
         else:
             uploaded = study.partition.upload
             self._require_room(sum(spec.bytes for spec in uploaded))
-            result = session.train(number, base, progress)
+            result = session.train(number, base.tensors, progress)
             update = f"update-{study.name}-{vault.revision}-{number}.safetensors"
-            update_digest = write_update(staged(self._state, update), result.uplink, uploaded)
+            update_crc32 = write_update(staged(self._state, update), result.uplink, uploaded)
             result.uplink.clear()  # it is as large as the model, and lies in its file now
             answer = records.Trained(update=update, **dict(_reported(study, result)))
 
         # 6. What is kept here.
-        self._keep_all(context, result.checkpoints, data)
+        self._keep_all(context, result.checkpoints, data, base.hashed)
         del result  # its tensors are in files now
         state = encoded(session.export_state(copies=False), study.network)
-        after = vault.keep_pending(number, state, origin, answer, update_digest)
+        after = vault.keep_pending(number, state, origin, answer, update_crc32)
         self._sessions.remember(context, data, after, session)
         return answer
 
@@ -190,13 +192,16 @@ class Rounds:
         """The study of a request, with the network that a person approved."""
         return self._studies.at(request.study, request.site, request.data.network)
 
-    def _keep_all(self, context: RoundContext, checkpoints: Iterable[Checkpoint], data: SiteData) -> None:
+    def _keep_all(
+        self, context: RoundContext, checkpoints: Iterable[Checkpoint], data: SiteData, hashed: Hashed = NONE
+    ) -> None:
+        """``hashed``: of the downloaded tensors, which a checkpoint may hold as they came."""
         digests: dict[int, str] = {}  # of tensors that several checkpoints share: hashed once
         kept = list(checkpoints)
         for checkpoint in kept:
             shared = id(checkpoint.tensors)
             if shared not in digests:
-                digests[shared] = manifest_of(checkpoint.tensors, specs_of(checkpoint.tensors)).digest()
+                digests[shared] = manifest_of(checkpoint.tensors, specs_of(checkpoint.tensors), hashed).digest()
             self._keep(context, checkpoint, data, digests[shared])
 
     def _keep(self, context: RoundContext, checkpoint: Checkpoint, data: SiteData, digest: str) -> None:
@@ -223,14 +228,8 @@ class Rounds:
         """Whether the update of a pending round still lies in staging, bit for bit."""
         if not isinstance(pending.answer, records.Trained):
             return True
-        path = staged(self._state, pending.answer.update)
-        if not path.exists():
-            return False
-        try:
-            with TensorFile(path) as file:
-                return file.manifest().digest() == pending.update_digest
-        except BadData:
-            return False  # cut short or overwritten: the round is trained again, to the same bits
+        # gone, cut short or overwritten: the round is trained again, to the same bits
+        return crc32(staged(self._state, pending.answer.update)) == pending.update_crc32
 
     def _require_room(self, update_bytes: int) -> None:
         """Fail before the training and not after it.

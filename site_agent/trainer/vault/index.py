@@ -42,13 +42,14 @@ class Origin(Strict):
 class Pending(Strict):
     """A round whose update has no receipt yet: what it was made from, and what the gateway was answered.
 
-    ``update_digest`` is that of the manifest of the update's file; "" for a closing validation.
+    ``update_crc32`` (hex) is of the update's file, to see whether a loss of power tore it: the gateway hashes what it
+    takes. "" for a closing validation.
     """
 
     state: Kept
     origin: Origin
     answer: Trained | Validated
-    update_digest: NoDigest = ""
+    update_crc32: Annotated[str, Field(pattern=r"^([0-9a-f]{8})?$")] = ""
 
 
 class Index(Strict):

@@ -140,7 +140,7 @@ class Vault:
         return data
 
     def keep_pending(
-        self, round_number: int, state: Iterable[Buffer], origin: Origin, answer: Validated, update_digest: str
+        self, round_number: int, state: Iterable[Buffer], origin: Origin, answer: Validated, update_crc32: str
     ) -> Kept:
         """Keep the state after ``round_number`` until its update is decided. Another pending round is dropped.
 
@@ -153,7 +153,7 @@ class Vault:
         sha256 = hasher.hexdigest()
         kept = Kept(round=round_number, file=f"state-{round_number:05d}-{sha256[:12]}.safetensors", sha256=sha256)
         durable.remove(self._accepted(kept), lasting=False)
-        pending = Pending(state=kept, origin=origin, answer=answer, update_digest=update_digest)
+        pending = Pending(state=kept, origin=origin, answer=answer, update_crc32=update_crc32)
         self._write(self.index().model_copy(update={"pending": pending}), {self.folder / kept.file: pieces})
         return kept
 
