@@ -30,12 +30,12 @@ PARAMETERS = 2**20
 
 # The most that each may be, with room for what timing changes: reads and writes are of files, in models.
 MOST: Mapping[str, float] = {
-    "coordinator: models read, of files, for a site's round": 6.6,
+    "coordinator: models read, of files, for a site's round": 5.6,
     "coordinator: models written, to files, for a site's round": 2.2,
     "coordinator: fsyncs for a site's round": 9.5,
     "coordinator: network calls for a chunk": 6.0,
     "coordinator: threads": 24,
-    "gateway: models read, of files, a round": 3.3,
+    "gateway: models read, of files, a round": 3.2,
     "gateway: models written, to files, a round": 2.4,
     "gateway: fsyncs a round": 4.6,
     "gateway: network calls for a chunk": 6.0,

@@ -53,7 +53,7 @@ FORM_OF = forms(
     "request result", "seq revision round attempt payload_bytes num_examples num_validation bytes_up bytes torn_bytes "
     "try sent left_out min_count digits rows estimate_s threshold min_sites min_known of persons", "prev roster model "
     "manifest_sha256 ledger_key receipt_key update request_sha256 summary_sha256 study_sha256 context group chosen "
-    "policy_sha256 fingerprint base", by=forms("name", "uid"), also_by=[forms("name", "uid")], tensors=[TENSOR],
+    "policy_sha256 fingerprint base salt", by=forms("name", "uid"), also_by=[forms("name", "uid")], tensors=[TENSOR],
     columns=[forms("column", "values missing")], envelope=ENVELOPE, sources=["text"], metrics=[forms("name value")],
     methods=[forms("method", "count bytes")], plugins=[forms("name version")], continues=CITED, looked_at=["count"],
     masked=forms("weighting", "bits", "context group blocks plain"), sites=["text"], known=["text"],

@@ -3,6 +3,7 @@
 Where the policy wants several people, those before the last one endorse; a single one rejects.
 """
 
+import secrets
 from dataclasses import replace
 from threading import RLock
 from typing import TypeVar
@@ -128,4 +129,5 @@ class Releases:
 
 
 def _line(kind: type[Line], study: str, revision: int, round_: int, attempt: int, update: str, by: NamedPerson) -> Line:
-    return kind(study=study, revision=revision, round=round_, attempt=attempt, update=update, by=by)
+    salt = secrets.token_hex(32)
+    return kind(study=study, revision=revision, round=round_, attempt=attempt, update=update, salt=salt, by=by)

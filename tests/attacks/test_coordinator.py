@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,7 +30,7 @@ from site_agent.gateway.consent import offers
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.enrolment.join import join
-from site_agent.gateway.exit import evidence
+from site_agent.gateway.exit import egress, evidence
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.staging import Staging
 from site_agent.gateway.setup import open_session
@@ -38,6 +39,7 @@ from site_agent.state.directory import SiteState
 from site_agent.trainer.rounds import predictions
 from site_agent.trainer.rounds.installing import installed
 from site_agent.trainer.vault.states import study_folder
+from tests.attacks import ledgers
 from tests.attacks.approving import swap
 from tests.attacks.held import NAMES_OUT, calls_in_our_code, imports_in_our_code
 from tests.attacks.hostile_receipts import LyingCoordinator, a_head, head, lying_world, signed
@@ -56,9 +58,11 @@ from wardround.local import outputs, rate_limit
 from wardround.records import receipts
 from wardround.records.ledger import entries as ledger_entries
 from wardround.records.ledger.base import Person as LedgerPerson
+from wardround.records.ledger.decided import HoldEntry
 from wardround.records.ledger.entries import UploadEntry
 from wardround.records.ledger.lines import Line
 from wardround.records.messages import manifest_from
+from wardround.records.receipts import line_hash
 from wardround.records.study import StudyFile
 from wardround.signing import canonical, certificates
 from wardround.tensors.files import TensorFile
@@ -827,6 +831,33 @@ def written(site: SiteWorld) -> tuple[int, int]:
 def left_out(site: SiteWorld, kind: str) -> int:
     """How many lines of a kind the ledger says have been left out."""
     return sum(line.get("left_out", 0) for line in site.lines(kind))
+
+
+@pytest.mark.attack(promise="P6", refused_by="proto/wardround/records/ledger/decided.py")
+def test_rejected_numbers_guessed_from_a_lines_hash(site: SiteWorld) -> None:
+    """Numbers without tensors wait for a person, and are rejected. The coordinator is shown the hash of each line, and
+    knows all of that line but the numbers, of four digits each: it tried them until the hash was right."""
+    site.join()
+    site.offer()
+    site.start()
+    site.draft(('updates = "none"', 'updates = "every"'))
+    site.approve()
+    site.coordinator.wait_declared("READY")
+    site.coordinator.assign(STUDY, 4, kind="validate")
+    site.coordinator.wait_declared("HELD")
+    update = site.command("waiting", study=STUDY, round=4)["update"]
+    site.command("decide", study=STUDY, round=4, decision="rejected", update=update, by=PERSON)
+    lines = [line for line in audit.lines(site.state.ledger) if line.type in ("held", "rejected")]
+    shown = {line_hash(line.encoded()) for line in lines}
+    journal = site.state.journal(STUDY)
+    guessed = egress.update_digest(journal, "spiffe://test/coordinator")  # with the right numbers, and no tensors
+    assert guessed == update
+    for line in lines:  # of a rejection its person's account is guessed too
+        assert isinstance(line.entry, HoldEntry)
+        known = replace(line, entry=replace(line.entry, update=guessed, salt=None))
+        assert line_hash(known.encoded()) not in shown
+    assert len({line.document()["salt"] for line in lines}) == len(lines) == 2
+    assert ledgers.both(site.state.ledger)[0] == audit.CONSISTENT
 
 
 @pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/ledger_state.py")

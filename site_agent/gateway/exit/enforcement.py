@@ -6,6 +6,7 @@ whenever it changes.
 
 import datetime
 import hashlib
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -318,7 +319,7 @@ class PolicyEnforcement:
         if not self.ledger.says(lambda state: key in state.held):
             self.ledger.append(HeldEntry(
                 study=attempt.study, revision=attempt.revision, round=attempt.round, attempt=attempt.attempt,
-                update=update,
+                update=update, salt=secrets.token_hex(32),
             ))  # fmt: skip
             self.ledger.sign()
         return True

@@ -41,13 +41,18 @@ class ProposalEntry(BaseEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class HoldEntry(BaseEntry):
-    """An update that a person must decide about: ``update`` is the digest of all that would leave."""
+    """An update that a person must decide about: ``update`` is the digest of all that would leave.
+
+    ``salt`` is random: the coordinator is shown each line's hash, and could find numbers that never left by trying
+    which of them give it.
+    """
 
     study: str
     revision: int | None = None
     round: int | None = None
     attempt: int | None = None
     update: Digest | None = None
+    salt: Digest | None = None
     by: Person | None = None
 
 
