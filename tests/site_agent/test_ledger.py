@@ -53,6 +53,7 @@ from wardround.records.update import LedgerStatement, UploadHeader
 from wardround.signing import canonical
 from wardround.signing.dsse import Envelope
 from wardround.tensors.manifests import Manifest
+from wardround.tensors.tags import Tag
 
 LEDGER_KEY = Ed25519PrivateKey.generate()
 
@@ -210,7 +211,9 @@ class Answers:
     def use(self) -> Iterator["Answers"]:
         yield self
 
-    def upload(self, header: UploadHeader, file: Path | None, sent: UploadTry, interrupt: Interrupt) -> Envelope:
+    def upload(
+        self, header: UploadHeader, file: Path | None, sent: UploadTry, interrupt: Interrupt, tag: Tag | None
+    ) -> Envelope:
         sent.answered = True
         self.uploads += 1
         return self.receipt

@@ -133,8 +133,8 @@ with (folder / "update").open("wb") as file:
     file.write(header)
     file.truncate(len(header) + 4 * 8192 * 8192)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-manifest, rows = egress.take(Staging(folder), None, Journal("large", update="update"), Consent, own)
-assert manifest.bytes == rows[0].bytes == 4 * 8192 * 8192
+found = egress.take(Staging(folder), None, Journal("large", update="update"), Consent, own)
+assert found.manifest.bytes == found.rows[0].bytes == 4 * 8192 * 8192
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 

@@ -50,7 +50,8 @@ def called(world: CoordinatorWorld, call: Callable[[FakeContext], Any], pem: byt
             for item in answer if isinstance(answer, Iterator) else [answer]:
                 if item is None:
                     raise Broken("a call that ends without an answer")
-                item.SerializeToString()
+                if not isinstance(item, bytes):  # a chunk is made as it goes over the wire
+                    item.SerializeToString()
         except Aborted as aborted:
             raise aborted.refused() from aborted.__context__
         finally:

@@ -27,6 +27,7 @@ from site_agent.gateway.commands import CommandHandler
 from site_agent.gateway.connection.client import Connection, offer_from
 from site_agent.gateway.connection.interrupt import Interrupted
 from site_agent.gateway.connection.meter import Meter
+from site_agent.gateway.connection.transfers import part_from
 from site_agent.gateway.consent import account as accounts
 from site_agent.gateway.consent import approvals as consents
 from site_agent.gateway.consent import facts as sentences
@@ -175,8 +176,9 @@ def connection(answers: Sequence[Any]) -> Connection:
 
     unary.future = stream  # type: ignore[attr-defined]
     made._federation = SimpleNamespace(  # type: ignore[assignment]
-        Studies=unary, Declare=unary, Ledger=unary, Watch=stream, Download=stream, Upload=stream, Receipts=stream
+        Studies=unary, Declare=unary, Ledger=unary, Watch=stream, Upload=stream, Receipts=stream
     )
+    made._transfers = SimpleNamespace(download=stream, upload=stream)  # type: ignore[assignment]
     made._summaries = SimpleNamespace(SummaryRequests=unary, TellSummary=unary)  # type: ignore[assignment]
     made._enrolment = SimpleNamespace(Enrol=unary, Renew=unary)  # type: ignore[assignment]
     made._channel = SimpleNamespace(close=lambda: None)
@@ -324,7 +326,7 @@ def _download(folder: Path) -> Door:
     assignment = Assignment(STUDY, 1, site.offer.digest, 1, 1, "train", base=model)
 
     def take(data: bytes) -> None:
-        answers = [pb.DownloadReply.FromString(part) for part in parts(data)]
+        answers = [part_from(part) for part in parts(data)]
         downloads = Downloads(state, FakeSession(connection(answers)), Staging(state.staging))  # type: ignore[arg-type]
         try:
             downloads.fetch(assignment, model, site.consent, "base", NoWait())  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ class Transfers:
 
     def __init__(self, channel: grpc.Channel) -> None:
         request, reply = pb.DownloadRequest.SerializeToString, pb.UploadReply.FromString
-        self.download: Any = channel.unary_stream(f"{SERVICE}/Download", request, _part)
+        self.download: Any = channel.unary_stream(f"{SERVICE}/Download", request, part_from)
         self.upload: Any = channel.stream_stream(f"{SERVICE}/Upload", None, reply)
 
 
@@ -34,5 +34,6 @@ def parts(replies: Iterator[tuple[int, memoryview] | pb.DownloadReply]) -> Itera
             yield reply.chunk.offset, reply.chunk.data
 
 
-def _part(data: bytes) -> tuple[int, memoryview] | pb.DownloadReply:
+def part_from(data: bytes) -> tuple[int, memoryview] | pb.DownloadReply:
+    """One message of a download: a chunk as offset and data, without a copy; whatever else as protobuf reads it."""
     return chunk_from(data) or pb.DownloadReply.FromString(data)
