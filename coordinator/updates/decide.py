@@ -9,6 +9,7 @@ import json
 import logging
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ from wardround.signing.dsse import Envelope
 MAX_REFUSED_AN_HOUR = 200  # of one site, with those that were opened and given up; each leaves a row and a receipt
 MAX_REFUSED = 5000  # of one enrolment of a site; a row and a receipt are at most some 9 KB
 MAX_AGAIN_AN_HOUR = 600  # openings of uploads that are known: each hashes what came again
+MOST_NOT_RECEIVED = 64  # of one site; it has a few uploads under way at a time
 ROOM_LEFT = 64 * 1024 * 1024  # bytes of the disk that an upload must leave free
 log = RateLimitedLog(logging.getLogger(__name__))
 
@@ -86,6 +88,7 @@ class Uploads:
         self.ledgers = Ledgers(store, wall_clock=wall_clock)
         self.receipts = Receipts(store, federation, key, wall_clock=wall_clock)
         self.receptions = Receptions()
+        self._not_received: dict[str, deque[str]] = {}  # site -> the ids that it was told are not known here
         self.returned = Returned(engine, store, federation, key.public_key(), wall_clock)
 
     def open(
@@ -97,7 +100,8 @@ class Uploads:
             is_active: whether the stream that brought it is still there.
 
         Raises:
-            NotPermitted: the id was used for another upload (UPLOAD_ID_CONFLICT).
+            NotPermitted: the id was used for another upload, or the site was told that it was not received
+                (UPLOAD_ID_CONFLICT).
             TryAgain: this site has enough open, or the disk has not the room.
         """
         self.receptions.close_where(  # the site opened a new stream, so the connection of the older one broke
@@ -144,12 +148,16 @@ class Uploads:
 
     def inquire(self, site: str, upload_id: str) -> Envelope | int:
         """What became of an upload, as ``Receipts.find`` says it. One that its study's end left undecided is forgotten:
-        it can never be decided, and its site would not know for good what became of it."""
-        answer = self.receipts.find(site, upload_id)
-        if not isinstance(answer, int):
-            return answer
-        unreadable = self._engine.unreadable()
-        self._engine.call(lambda: self._drop_ended(site, upload_id, unreadable))
+        it can never be decided, and its site would not know for good what became of it.
+
+        Once the answer is "not received", that stands: the upload's own stream, which the site gave up, may still be
+        on its way, and a receipt for it would contradict what the site's ledger has.
+        """
+        with self._store.read() as session:
+            decided = rows.receipt(session, upload_id)
+        if not decided:
+            unreadable = self._engine.unreadable()
+            self._engine.call(lambda: self._close_undecided(site, upload_id, unreadable))
         return self.receipts.find(site, upload_id)
 
     def drop_undecided(self, site: str) -> None:
@@ -167,6 +175,10 @@ class Uploads:
         Only one reception of an upload is under way, and only one that is can be concluded; so no stream touches the
         spool of an update that was accepted by another.
         """
+        if header.upload_id in self._not_received.get(site, ()):
+            raise NotPermitted(
+                f"site `{site}` was told that upload {header.upload_id} was not received", code="UPLOAD_ID_CONFLICT"
+            )
         with self._store.read() as session:
             before = session.get(tables.Upload, header.upload_id)
             first = rows.first_counts(session, site, header)
@@ -302,14 +314,18 @@ class Uploads:
     def _is_expected(self, site: str, header: UploadHeader) -> bool:
         return admission.state_refusal(site, header, self._engine.find(header.study)) is None
 
-    def _drop_ended(self, site: str, upload_id: str, unreadable: Collection[str]) -> None:
+    def _close_undecided(self, site: str, upload_id: str, unreadable: Collection[str]) -> None:
+        """Forget an undecided upload if it can never be decided; take none of an id that is not known."""
         with self._store.read() as session:
             upload = session.get(tables.Upload, upload_id)
-        if upload is None or upload.study in unreadable:  # whether that one has ended is not known
-            return
-        study = self._engine.find(upload.study)
-        if study is None or study.revision != upload.revision or study.state.phase in ENDED:
+        if upload is not None and upload.site == site:
+            if upload.receipt or upload.study in unreadable:  # whether that one has ended is not known
+                return
+            study = self._engine.find(upload.study)
+            if study is not None and study.revision == upload.revision and study.state.phase not in ENDED:
+                return
             self._drop(site, tables.Upload.id == upload_id)
+        self._not_received.setdefault(site, deque(maxlen=MOST_NOT_RECEIVED)).append(upload_id)
 
     def _drop(self, site: str, which: sa.ColumnElement[bool]) -> None:
         """Forget undecided uploads of a site: their ids are not known here any more."""

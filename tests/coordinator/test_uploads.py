@@ -147,11 +147,17 @@ def test_a_second_update_of_a_site_in_one_round_is_a_duplicate(place: Place) -> 
     assert place.status()["sites"]["alpha"]["state"] == "accepted"
 
 
-def test_an_unknown_upload_gets_a_signed_not_received_and_may_be_opened(place: Place) -> None:
-    site, _, update, opening = begun(place)
+def test_an_unknown_upload_gets_a_signed_not_received_and_that_stands(place: Place) -> None:
+    """The site gave its stream up and asked; what came late of it got a receipt, and an honest ledger, which says that
+    the upload was not received, was called changed."""
+    site, assignment, update, opening = begun(place)
     said = site.take(site.inquire(opening.upload_id).receipt)
     assert (said.decision, said.code) == ("not_received", "NOT_RECEIVED")
-    receipt = site.send(opening, update.payload)
+    with pytest.raises(grpc.RpcError, match="UPLOAD_ID_CONFLICT"):
+        site.send(opening, update.payload)
+    assert site.inquire(opening.upload_id).receipt.payload
+
+    receipt = site.send(site.opening(assignment, update), update.payload)
     assert receipt
     assert receipt.decision == "accepted"
     assert receipt.previous == EMPTY_HEAD  # not_received is no link of the chain
