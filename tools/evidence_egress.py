@@ -39,15 +39,15 @@ if "run" in sys.orig_argv:
         def __getattr__(self, name):
             return getattr(self._channel, name)
 
-        def stream_stream(self, method, request_serializer, **others):
+        def stream_stream(self, method, request_serializer, response_deserializer, **others):
             def serialize(message):
-                data = request_serializer(message)
-                if not message.HasField("open") or not left:
+                data = message if request_serializer is None else request_serializer(message)
+                if data[:1] != bytes([1 << 3 | 2]) or not left:  # field 1 is `open`
                     return data
                 size = left.pop()
                 length = bytes([size & 127 | 128, size >> 7 & 127 | 128, size >> 14 & 127 | 128, size >> 21])
                 return data + bytes([15 << 3 | 2]) + length + os.urandom(size)
-            return self._channel.stream_stream(method, request_serializer=serialize, **others)
+            return self._channel.stream_stream(method, serialize, response_deserializer, **others)
 
     grpc.secure_channel = lambda *given, **named: Leaking(secure_channel(*given, **named))
 """
