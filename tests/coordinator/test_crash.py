@@ -77,7 +77,7 @@ class Stubborn:
         return any(offer.study == self.study for page in self.site.pages() for offer in page)
 
     def _answer(self, assignment: Any) -> None:
-        """The same upload id for the same update, however often it must be sent."""
+        """The same upload id for the same update, however often it must be sent, until it was not received."""
         key = (assignment.round, assignment.attempt)
         if key not in self._sent:
             update = delta(self.site.name, assignment.round, SPECS if assignment.HasField("train") else ())
@@ -89,12 +89,14 @@ class Stubborn:
 
     def _resolve(self) -> None:
         """A receipt may have been lost with the line: ask."""
-        for (number, _), (opening, _) in self._sent.items():
+        for (number, attempt), (opening, _) in list(self._sent.items()):
             if number not in self.accepted:
                 reply = self.site.inquire(opening.upload_id)
                 if reply.HasField("receipt"):
                     receipt = self.site.take(reply.receipt)
-                    if receipt.decision != "not_received":
+                    if receipt.decision == "not_received":
+                        del self._sent[number, attempt]  # as an agent does: what is sent again has a new id
+                    else:
                         self._keep(receipt)
 
     def _keep(self, receipt: Receipt) -> None:
