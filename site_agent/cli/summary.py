@@ -8,7 +8,6 @@ import typer
 from site_agent.cli.options import State
 from site_agent.cli.service import ask_or_do, joined
 from wardround.cli import Json, print_json, say, say_next
-from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -47,14 +46,13 @@ def asked_for(here: "SiteState", name: str) -> dict[str, "JsonValue"]:
     Raises:
         UsageProblem: the coordinator has none of that name for this site.
     """
-    from site_agent.gateway.requests import ListSummaries
+    from site_agent.gateway.requests import ListSummaries, no_summary_request
 
     offered = ask_or_do(here, ListSummaries(), lambda handler: handler.summaries.offered()).requests
-    for row in offered:
-        if row.name == name:
-            return row.request
-    known = ", ".join(row.name for row in offered) or "none"
-    raise UsageProblem(f"the coordinator has no summary request `{name[:64]}` here", hint=f"it has: {known}")
+    asked = {row.name: row.request for row in offered}
+    if name not in asked:
+        raise no_summary_request(name, asked)
+    return asked[name]
 
 
 def summary(

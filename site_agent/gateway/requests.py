@@ -22,7 +22,7 @@ check_sum ShownSum         look at blocks of a round's sum
 leave     Left             end the membership
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
@@ -119,6 +119,13 @@ class OfferedSummaries(Answer):
     """Those that are open."""
 
     requests: tuple[OfferedSummary, ...]
+
+
+def no_summary_request(name: str, known: Iterable[str]) -> UsageProblem:
+    """The error where the coordinator has no summary request of that name for this site, but those of ``known``."""
+    return UsageProblem(
+        f"the coordinator has no summary request `{name[:64]}` here", hint=f"it has: {', '.join(known) or 'none'}"
+    )
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,17 @@ from site_agent.gateway.consent.recorded import person_entry
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.policy.policy import StatisticsTable
-from site_agent.gateway.requests import OfferedSummaries, OfferedSummary, ShownSummary, TellingColumn, Told
+from site_agent.gateway.requests import (
+    OfferedSummaries,
+    OfferedSummary,
+    ShownSummary,
+    TellingColumn,
+    Told,
+    no_summary_request,
+)
 from site_agent.state.directory import SiteState
 from site_agent.state.person import Person
-from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem, WardroundError
+from wardround.errors import BadData, NeedsPerson, NotPermitted, WardroundError
 from wardround.records.ledger.summary import CategoryRow, SummaryColumn, SummaryEntry
 from wardround.records.summaries.figures import ColumnFigures, SiteFigures
 from wardround.records.summaries.request import SummaryColumn as AskedColumn
@@ -148,8 +155,7 @@ class Summaries:
     def _make(self, name: str, data: str, table: StatisticsTable) -> _Made:
         offered = self._requests()
         if name not in offered:
-            known = ", ".join(offered) or "none"
-            raise UsageProblem(f"the coordinator has no summary request `{name[:64]}` here", hint=f"it has: {known}")
+            raise no_summary_request(name, offered)
         request = offered[name]
         answer = handoff.ask(
             self._state.root,

@@ -25,7 +25,7 @@ from site_agent import audit
 from site_agent.audit import export, reconcile
 from site_agent.gateway import agent as agents
 from site_agent.gateway.connection.client import offer_from
-from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
+from site_agent.gateway.connection.interrupt import Interrupted
 from site_agent.gateway.consent import offers
 from site_agent.gateway.enrolment import renewal
 from site_agent.gateway.enrolment.identity import Identity
@@ -50,6 +50,7 @@ from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.shell import Shell
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld, document
 from tests.site_agent.trainer_world import small_study
+from tests.site_agent.waits import Waits
 from tools import verify_ledger
 from tools.world import command, wait_until
 from wardround import __version__, rpc
@@ -777,19 +778,6 @@ def test_hostile_receipt__room_for_the_next_upload(tmp_path: Path) -> None:
     assert [firsts[one].left_out for one in uploads] == [5] * (len(uploads) - 2) + [8] * 2
 
 
-class Waits(Interrupt):
-    """Waits for nothing, and is called off at the fifth wait."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[float] = []
-
-    def wait(self, seconds: float) -> None:
-        self.asked.append(seconds)
-        if len(self.asked) == 5:
-            raise Interrupted
-
-
 @pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/enrolment/renewal.py")
 @pytest.mark.parametrize("refuses", [False, True])
 def test_renewals_without_end(site: SiteWorld, refuses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -810,7 +798,7 @@ def test_renewals_without_end(site: SiteWorld, refuses: bool, monkeypatch: pytes
         coordinator.start()
     session = open_session(site.state.site(), own)
     ledger = Ledger(site.state.ledger, own.ledger_key())
-    waits = Waits()
+    waits = Waits(most=4)
     try:
         with pytest.raises(Interrupted):
             renewal.keep_renewed(own, site.state.site(), session, ledger, waits, lambda: None)

@@ -18,6 +18,7 @@ from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.setup import open_session
 from site_agent.state.directory import Site
 from tests.site_agent.site_world import SiteWorld
+from tests.site_agent.waits import Waits
 from wardround.errors import CannotWrite, RefusedForGood, TryAgain, Unavailable
 from wardround.local import durable
 from wardround.refusals import refused
@@ -93,17 +94,6 @@ def test_what_no_renewal_helps_ends_the_agent(code: str) -> None:
 
 class Renewed(Exception):
     """The agent would connect with the new certificate."""
-
-
-class Waits(Interrupt):
-    """It waits for nothing, and knows how long it would have waited."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[float] = []
-
-    def wait(self, seconds: float) -> None:
-        self.asked.append(seconds)
 
 
 def end_of_renewal() -> None:

@@ -5,24 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from site_agent.gateway import room
-from site_agent.gateway.connection.interrupt import Interrupt, Interrupted
+from site_agent.gateway.connection.interrupt import Interrupted
 from site_agent.gateway.room import with_room
+from tests.site_agent.waits import Waits
 from wardround.errors import CannotWrite
 from wardround.local.durable import StorageFailed
-
-
-class Waits(Interrupt):
-    """Does not wait, and notes that it was asked to."""
-
-    def __init__(self, most: int = 10) -> None:
-        super().__init__()
-        self.times = 0
-        self._most = most
-
-    def wait(self, seconds: float) -> None:
-        self.times += 1
-        if self.times > self._most:
-            raise Interrupted
 
 
 def failing(times: int, error: CannotWrite) -> Callable[[], bool]:
@@ -42,7 +29,7 @@ FULL = CannotWrite("/data has 3 MiB free, a round needs 120 MiB", hint="free som
 def test_a_round_goes_on_when_there_is_room_again(caplog: pytest.LogCaptureFixture) -> None:
     waits = Waits()
     assert with_room(failing(3, FULL), "round 2 of `trial`", waits)
-    assert waits.times == 3
+    assert len(waits.asked) == 3
     said = "round 2 of `trial` waits for the disk: /data has 3 MiB free, a round needs 120 MiB; free some space"
     assert said in caplog.text
 
@@ -57,7 +44,7 @@ def test_a_disk_that_failed_is_not_waited_for() -> None:
     waits = Waits()
     with pytest.raises(StorageFailed):
         with_room(failing(1, StorageFailed("the disk failed")), "round 2 of `trial`", waits)
-    assert waits.times == 0
+    assert not waits.asked
 
 
 def test_a_round_that_is_called_off_waits_no_longer() -> None:
