@@ -463,9 +463,7 @@ def test_a_study_that_waits_or_cannot_go_on(state: str, found: str, said: str) -
 def test_approved_data_that_changed_is_a_problem(well: SiteWorld) -> None:
     well.start()
     well.approve()
-    assert well.agent is not None
-    well.agent.stop()
-    well.agent = None
+    well.stop()
     assert of(looked(well), f"study {STUDY}").state == OK
     assert well.trainer is not None
     well.trainer.seen, well.trainer.digest = "b6" * 32, "cd" * 32

@@ -44,8 +44,7 @@ def put(world: SiteWorld, text: bytes, before: bytes, person: dict[str, Any]) ->
 
 
 def both_verifiers_agree(world: SiteWorld) -> None:
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     code = audit.verify(world.state.ledger)[1]
     assert verify_ledger.judge(world.state.ledger)[0] == code
     assert code not in (audit.TAMPERED, audit.CANNOT_VERIFY)
@@ -110,8 +109,7 @@ def test_one_person_rejects_what_another_would_have_leave(world: SiteWorld) -> N
 def test_what_one_person_released_waits_again_once_the_policy_wants_two(world: SiteWorld) -> None:
     """One person released it while the agent did not run; it must not leave by that."""
     update = held(world, ('updates = "none"', 'updates = "every"'))
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     with handler_alone(world.state) as (handler, _interrupt):
         handler.releases.decide(STUDY, 1, "released", update, DPO)
     world.draft(TWO_RELEASE)
