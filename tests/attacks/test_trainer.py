@@ -871,9 +871,12 @@ def test_told_counts_are_false(hospital: SiteWorld, told: dict[str, Any]) -> Non
     [("deny = []", 'deny = [{ match = "shared.bias" }]'), ('{ name = "val_loss"', '{ name = "other_loss"')],
     ids=["a tensor", "a metric"],
 )
-def test_resent_file_was_rewritten__after_the_policy_was(exit_world: ExitWorld, edit: tuple[str, str]) -> None:
-    """The coordinator breaks each stream; the hospital sees it and forbids what is being sent. It went on being sent:
-    only the quotas were asked again."""
+@pytest.mark.parametrize("silent", [False, True], ids=["answered", "without a word"])
+def test_resent_file_was_rewritten__after_the_policy_was(
+    exit_world: ExitWorld, edit: tuple[str, str], silent: bool
+) -> None:
+    """The coordinator breaks each stream, or does not answer for days; the hospital sees it and forbids what is being
+    sent. It went on being sent: only the quotas were asked again, and of a stream that was not answered nothing was."""
 
     def forbid(broken: int) -> None:
         text = exit_world.state.policy.read_text()
@@ -881,9 +884,10 @@ def test_resent_file_was_rewritten__after_the_policy_was(exit_world: ExitWorld, 
         exit_world.state.policy.write_text(text.replace(*edit))
 
     exit_world.ready()
-    exit_world.hostile.breaks, exit_world.hostile.between = 1, forbid
+    exit_world.hostile.breaks, exit_world.hostile.between, exit_world.hostile.silent = 1, forbid, silent
     exit_world.coordinator.assign(STUDY, 1)
     exit_world.wait_over()
     assert len(exit_world.hostile.streams) == 1
+    assert exit_world.hostile.received <= (0 if silent else exit_world.size)
     assert not exit_world.lines("resend")
     assert exit_world.lines("blocked")[0]["what"] in ("shared.bias", "metric val_loss")
