@@ -6,6 +6,7 @@ peer can make grow; a test fails for a method without it. Messages are translate
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
@@ -36,6 +37,7 @@ from coordinator.updates.returned import MAX_RETURNED
 from wardround import __version__, rpc
 from wardround.errors import BadData
 from wardround.local import traces
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.assignment import Declaration, SiteStatus
 from wardround.records.chunks import chunk_bytes
 from wardround.records.enrolment import Enrolled, IssuedCertificate
@@ -73,6 +75,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
         self._enrolment = enrolment
         self._authority = authority
         self._receipt_key = receipt_key
+        self._logs = _logs()
 
     @permitted("invitation", enrolment_pb2.EnrolRequest)
     def Enrol(  # noqa: N802  named by the contract
@@ -85,7 +88,7 @@ class EnrolmentServicer(enrolment_pb2_grpc.EnrolmentServicer):
             peer, request.invitation_id[:64], request.signing_request, request.ledger_key, request.proof
         )
         self.authenticator.calls.cancel_invalid()  # those of the identity that this one replaces
-        log.info("site %s enrolled from %s", enrolled.site, peer.address)
+        self._logs[enrolled.site].info("site %s enrolled from %s", enrolled.site, peer.address)
         certificate = self._certificate(enrolled)
         return Enrolled(certificate, enrolled.site, peer.name.federation, self._receipt_key).to_message()
 
@@ -124,6 +127,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._blobs = blobs
         self._instances = instances
         self._turns = Turns()
+        self._logs = _logs()
 
     @permitted("site", pb.StudiesRequest)
     def Studies(  # noqa: N802
@@ -147,7 +151,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         study = self._study(peer, request.study)
         declared = Declaration.from_message(request)
         if declared is None:
-            log.info("%s: site %s declares a status that this version does not know", study.name, peer.site)
+            self._logs[peer.site].info(
+                "%s: site %s declares a status that this version does not know", study.name, peer.site
+            )
         elif declared.status == SiteStatus.WITHDRAWN:
             self._engine.gone(peer.site, study.name, "DECLINED_WITHDRAWN")
         elif (declared.revision, declared.digest) != (study.revision, study.digest):
@@ -187,7 +193,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         if not call.context.add_callback(stream.end):
             return  # the peer is gone
         self._engine.watch(peer.site, stream)
-        log.info("site %s is connected from %s", peer.site, peer.address)
+        self._logs[peer.site].info("site %s is connected from %s", peer.site, peer.address)
         try:
             if (since := self._status.certificate_fork_since(peer.site)) is not None:
                 yield event_message(CertificateFork(since))
@@ -198,7 +204,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                     return
         finally:
             self._engine.unwatch(peer.site, stream)
-            log.info("site %s is no longer connected from %s", peer.site, peer.address)
+            self._logs[peer.site].info("site %s is no longer connected from %s", peer.site, peer.address)
 
     @permitted("site", pb.DownloadRequest)
     def Download(  # noqa: N802
@@ -357,6 +363,11 @@ class SummariesServicer(summaries_pb2_grpc.SummariesServicer):
         with self._records.write() as session:
             keeping.note(session, peer.site, figures, int(time.time()))
         return summaries_pb2.TellSummaryReply()
+
+
+def _logs() -> defaultdict[str, RateLimitedLog]:
+    """Site -> the log of what it can cause again and again; what one causes keeps no other's out."""
+    return defaultdict(lambda: RateLimitedLog(log))
 
 
 def _instance(request: pb.StudiesRequest | pb.WatchRequest) -> str:

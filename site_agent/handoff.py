@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from wardround.errors import BadData, TryAgain, Unavailable, WardroundError
+from wardround.errors import BadData, NeedsPerson, TryAgain, Unavailable, WardroundError
 from wardround.local import control, frames, liveness
 from wardround.records import trainer as records
 from wardround.records.trainer import TRAINING_FAILED, Answer, Request
@@ -51,6 +51,7 @@ READING_REQUESTS = (
     records.HashFiles,
     records.Predict,
 )  # fmt: skip  a folder of images is large
+OUR_CODE_ALONE = (records.GetStatus, records.StatFiles)  # neither torch nor a plug-in, and no file is read
 STAGED = re.compile(r"[A-Za-z0-9._-]{1,200}")
 A = TypeVar("A", bound=Answer)
 OnProgress = Callable[[records.Progress], None]
@@ -143,9 +144,17 @@ def ask(state: Path, request: Request[A], progress: OnProgress | None = None) ->
 
     Raises:
         Unavailable: besides, at once where the listener is stopped or hung.
+        NeedsPerson: there is no listener, and the trainer has a user of its own. The code of others that it runs runs
+            as that user alone: whoever may remove the listener's socket would else have it run as the gateway's.
     """
     trainer = Trainer(state)
     if not trainer.available():
+        if not isinstance(request, OUR_CODE_ALONE) and _has_own_user(state):
+            raise NeedsPerson(
+                f"{state / 'studies'} belongs to the trainer's user, and the trainer does not run",
+                hint="start it: `site-agent run --only trainer` as that user",
+                code=TRAINING_FAILED,
+            )
         return one_shot(state, request, progress)
     if not trainer.answers():
         raise Unavailable(
@@ -155,6 +164,14 @@ def ask(state: Path, request: Request[A], progress: OnProgress | None = None) ->
             code=TRAINING_FAILED,
         )
     return trainer.ask(request, progress)
+
+
+def _has_own_user(state: Path) -> bool:
+    """Whether the trainer's folder is another user's. Root has whatever is here anyway."""
+    try:
+        return os.geteuid() not in (0, (state / "studies").stat().st_uid)
+    except FileNotFoundError:
+        return False  # no trainer has run here
 
 
 def one_shot(state: Path, request: Request[A], progress: OnProgress | None = None) -> A:

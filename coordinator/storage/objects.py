@@ -18,6 +18,7 @@ from wardround.local.durable import write_file
 from wardround.tensors.manifests import CHUNK
 
 AS_IN = "as in s3://bucket/wardround; keys are in the environment or the machine's role"
+CHAIN = "::"
 log = logging.getLogger(__name__)
 
 
@@ -27,8 +28,11 @@ def is_url(place: str) -> bool:
 
 
 def refuse_unfit(url: str) -> None:
-    """Raises UsageProblem: it has a name and a password in it, or names no place."""
+    """Raises UsageProblem: it has a name and a password in it, or names no place; or it is several, as in
+    "simplecache::s3://", in which fsspec would look for names and passwords elsewhere than we do."""
     parts = urlsplit(url)
+    if CHAIN in url:
+        raise UsageProblem("the object store's address is a chain of several, as fsspec has them", hint=AS_IN)
     if parts.username is not None or parts.password is not None:
         raise UsageProblem("the object store's address has a key in it, which others could read", hint=AS_IN)
     if not parts.scheme or not (parts.netloc or parts.path.strip("/")):

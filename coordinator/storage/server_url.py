@@ -5,6 +5,7 @@ own programs look for it (PGPASSWORD, PGPASSFILE, ~/.pgpass). A server elsewhere
 """
 
 import ipaddress
+import os
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -32,7 +33,7 @@ def checked(text: str) -> URL:
         raise UsageProblem("the database's address is no URL", hint=AS_IN) from None
     if url.drivername not in KNOWN:
         raise UsageProblem(f"the database's address begins with `{url.drivername[:40]}`, not `postgresql`", hint=AS_IN)
-    if url.password is not None or "password" in url.query:
+    if url.password is not None or {"password", "sslpassword"} & url.query.keys():
         raise UsageProblem(
             "the database's address has a password in it, which others could read",
             hint="leave it out, and give a file with it: `--database-password FILE`; PGPASSWORD and ~/.pgpass work too",
@@ -49,9 +50,14 @@ def shown(text: str) -> str:
 
 
 def is_local(url: URL) -> bool:
-    """Whether the server is on this machine, so that what is sent to it crosses no network."""
-    hosts = url.query.get("host", url.host or "")
-    for host in (hosts,) if isinstance(hosts, str) else hosts:
+    """Whether the server is on this machine, so that what is sent to it crosses no network. What the address leaves
+    out, libpq takes from the environment; of a service's file nothing is known here."""
+    if "service" in url.query or os.environ.get("PGSERVICE"):
+        return False
+    given = url.query.get("host", url.host or os.environ.get("PGHOST", ""))
+    behind = url.query.get("hostaddr", os.environ.get("PGHOSTADDR", ""))  # where it leads to, whatever it is called
+    named = [text for several in (given, behind) for text in ([several] if isinstance(several, str) else several)]
+    for host in [one for text in named for one in text.split(",")]:
         try:
             local = ipaddress.ip_address(host).is_loopback
         except ValueError:

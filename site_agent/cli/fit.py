@@ -1,5 +1,6 @@
 """``data fit``: whether data fits a study that nobody approved yet, for whoever leads it to know."""
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,23 +20,29 @@ def fit(
     state: State,
     study: Annotated[str, typer.Option("--study", metavar="ID", help="The study, as it is offered now.")],
     send: Annotated[bool, typer.Option("--send", help="Tell the coordinator. Without it, nothing leaves.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say in one word whether data fits a study, and how many rows; with --send, tell the coordinator exactly that."""
     here, site = joined(state)
     offer = offered(here, study)
+    found = _found(here, offer, site.site, name)
+    if not as_json:
+        print(f"fits, {found.rows} rows" if found.fits else "does not fit")
     if send:
         from site_agent.gateway.requests import SendFit
         from site_agent.state.person import who
 
+        if not yes and not as_json and sys.stdin.isatty():
+            typer.confirm("Tell the coordinator this line?", abort=True, err=True)
         person = who()
-        found = ask_or_do(here, SendFit(study, name, person), lambda handler: handler.fit(study, name, person))
-    else:
-        found = _found(here, offer, site.site, name)
+        ask_or_do(
+            here, SendFit(study, name, offer.digest, found.fits, found.rows, person),
+            lambda handler: handler.fit(study, name, offer.digest, found, person),
+        )  # fmt: skip
     if as_json:
         print_json({"study": study, "data": name, "fits": found.fits, "rows": found.rows, "sent": send})
         return
-    print(f"fits, {found.rows} rows" if found.fits else "does not fit")
     if send:
         say_next("The coordinator was told this line and nothing else; the ledger has it: `site-agent audit show`")
     elif found.fits:

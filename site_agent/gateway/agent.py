@@ -296,7 +296,7 @@ class Agent:
         state = assignment.reason if assignment.kind == STOP else "running"
         if state == "running" or state in STUDY_STATES:
             self.commands.coordinator_says(assignment.study, assignment.digest, str(state))
-        self._inbox.put(assignment)
+        self._inbox.put(assignment, approved=self._state.consent(assignment.study) is not None)
 
     # work
 

@@ -241,24 +241,38 @@ class CommandHandler:
             self._state.save_consent(consent)
         return consent
 
-    def fit(self, study: str, data: str, person: Person) -> Fit:
+    def fit(self, study: str, data: str, digest: str, shown: Fit, person: Person) -> Fit:
         """Tell the coordinator whether the data called ``data`` fits a study that nobody approved yet.
 
         What is said is one word and, where it fits, the number of usable rows in the form of the study's counts.
 
+        Args:
+            digest: of the study that was looked at, and ``shown``, what was found: it is found again, and exactly this
+                is told. Which rows are usable is the study's to say, so another study would be told another number.
+
         Raises:
             UsageProblem: no such study, or it is over.
+            NeedsPerson: it is not what was shown.
             NotPermitted: the policy does not let it be said.
             WardroundError: what the trainer says; or the coordinator cannot be reached, after the ledger's line.
         """
         offer = self._state.offer(study)
         if offer.state in ENDED:
             raise UsageProblem(f"study `{study}` is {offer.state}: there is nothing left to look at")
+        other = NeedsPerson(
+            f"what would be told of study `{study}` is not what was shown: the study, the data or its mapping changed; "
+            "nothing was sent",
+            hint=f"look again: `site-agent data fit {data} --study {study}`",
+        )
+        if offer.digest != digest:
+            raise other
         self.policy.refuse_fit(study, form_of(offer).counts)
         refuse_plugins(offer.plugins, study, self._state.policy, self.policy.policy)
         fit = fit_of(
             offer, handoff.ask(self._state.root, Examine(study=offer.document, site=self._site.site, data=data))
         )
+        if fit != shown:
+            raise other
         declaration = declaration_of_fit(offer, fit)
         with self.session.use() as connection:
             self._ledger.append(entries.DeclareEntry(

@@ -8,7 +8,9 @@ import threading
 from dataclasses import dataclass, field
 
 from site_agent.gateway.connection.interrupt import Interrupt
-from wardround.records.assignment import Assignment
+from wardround.records.assignment import STOP, Assignment
+
+MOST_STRANGE = 64  # assignments that wait, of studies that nobody here approved
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,17 @@ class Inbox:
         with self._changed:
             self._current = None
 
-    def put(self, assignment: Assignment) -> None:
-        """Take an assignment, unless it is being done; interrupt what it makes pointless."""
+    def put(self, assignment: Assignment, *, approved: bool = True) -> None:
+        """Take an assignment, unless it is being done; interrupt what it makes pointless.
+
+        Args:
+            approved: somebody here approved its study, at whatever time. Of others there is nothing to end, and at most
+                ``MOST_STRANGE`` wait: their number is the coordinator's alone, and the work under way may take hours.
+        """
         with self._changed:
+            has_room = len(self._waiting) < MOST_STRANGE or assignment.study in self._waiting
+            if not approved and (assignment.kind == STOP or not has_room):
+                return
             current = self._current_of(assignment.study)
             if current is not None and current.assignment.key == assignment.key and not current.interrupt.thrown:
                 return

@@ -266,11 +266,15 @@ class Withdraw(Request[Withdrawn]):
 
 @dataclass(frozen=True)
 class SendFit(Request[Fit]):
-    """Fails where the coordinator is not reached."""
+    """Exactly what was shown: of the study with this digest, whether data fits, and its rows. Fails where the
+    coordinator is not reached."""
 
     command = "fit"
     study: str
     data: str
+    digest: str
+    fits: bool
+    rows: int
     by: KnownPerson
 
 

@@ -40,6 +40,7 @@ from site_agent.handoff import Trainer
 from site_agent.state.directory import Consent, Journal, Site, SiteState, now_text
 from wardround.errors import BadData, NeedsPerson, NotPermitted, WardroundError
 from wardround.local import traces
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records import trainer as records
 from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment, SiteStatus
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
@@ -73,6 +74,7 @@ class Rounds:
         self._policy = PolicyEnforcement.of(state, site, ledger)
         self._staging = Staging(state.staging)
         self._downloads = Downloads(state, session, self._staging)
+        self._log = RateLimitedLog(log)  # of what a coordinator can ask without end
 
     def do(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         """Do one assignment to its end, or until it waits for a person. Returns whether it waits.
@@ -135,7 +137,7 @@ class Rounds:
         consents.refuse_beyond(consent, assignment, *self._reached(last, consent))
         journal = self._begin(assignment, last, consent, interrupt)
         if journal.decision:
-            log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
+            self._log.info("round %d of `%s` is decided already: %s", journal.round, journal.study, journal.decision)
             return False
         fresh = journal.phase not in ("trained", "held", "uploading")
         if fresh:

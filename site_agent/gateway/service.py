@@ -120,8 +120,8 @@ class RequestDispatcher:
                 )
             case requests.Withdraw(study, by):
                 return requests.Withdrawn(agent.withdraw(study, _person(by)))
-            case requests.SendFit(study, data, by):
-                return handler.fit(study, data, _person(by))
+            case requests.SendFit(study, data, digest, fits, rows, by):
+                return handler.fit(study, data, digest, requests.Fit(fits, rows), _person(by))
             case requests.ListSummaries():
                 return handler.summaries.offered()
             case requests.GetSummary(request_name, data):

@@ -36,9 +36,13 @@ def together(before: Sequence[Person], person: Person, wanted: int, did: str, ag
 
 
 def behind(claimed: Person, pid: int, uid: int) -> Person:
-    """``wardround.local.person.behind``; of whoever logged in to the page, the kernel knows who began the page."""
+    """``wardround.local.person.behind``; of whoever logged in to the page, the kernel knows who began the page.
+
+    Raises:
+        NotPermitted: that process has ended.
+    """
     if claimed.source != PAGE:
         return person.behind(claimed, pid, uid)
-    login = person.login_of(str(pid))
+    login = person.login_behind(pid)
     account = uid if login is None else login
     return replace(claimed, uid=uid, account=Account(user_name(account), account))

@@ -28,6 +28,7 @@ class BreakingCoordinator(FakeCoordinator):
 
     def __init__(self) -> None:
         self.breaks = 0
+        self.silent = False  # it breaks them before it has said a word
         self.take = 1
         self.between: Callable[[int], None] = lambda _: None  # after so many streams were broken
         self.streams: list[bytearray] = []
@@ -58,6 +59,9 @@ class BreakingCoordinator(FakeCoordinator):
         taken = self.uploads.setdefault(opening.upload_id, Taken(opening))
         taken.payload = stream
         broken = len(self.streams)
+        if self.silent and broken <= self.breaks:
+            self.between(broken)
+            context.abort(grpc.StatusCode.UNAVAILABLE, "the line breaks")
         yield pb.UploadReply(offset=0)
         for request in requests:
             if request.WhichOneof("kind") == "commit":

@@ -7,6 +7,8 @@ import os
 import re
 import socket
 import threading
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,15 +31,18 @@ from site_agent.state.site import Site
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.coordinator.conftest import study_document
 from tests.coordinator.test_page import EVIL, report
+from tools.world import free_port
 from wardround.errors import Unavailable
 from wardround.local.logs import log_to_stderr
 from wardround.local.rate_limit import BURST
 from wardround.pages import rendering
 from wardround.pages.blocks import Form, Page
 from wardround.records.ledger.entries import TensorRow
+from wardround.web import application, monitoring
 from wardround.web.application import Application, Moved, View, Visit
 from wardround.web.guard import Guard
 from wardround.web.live import Live
+from wardround.web.monitoring import monitored
 from wardround.web.passwords import Users
 from wardround.web.peer import owner
 from wardround.web.serving import prompt
@@ -302,6 +307,44 @@ def test_log_without_end(served: Pages, capsys: pytest.CaptureFixture[str], monk
         logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     lines = [line for line in capsys.readouterr().err.splitlines() if " INFO " not in line]
     assert len(lines) <= BURST
+
+
+@pytest.mark.attack(promise="P11", refused_by=APPLICATION)
+def test_log_without_end__by_forms_of_many_fields(
+    served: Pages, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form of more fields than any was a fault in the page, with 30 lines of a traceback in the log each time; and so
+    may be something else that nobody has found yet."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log_to_stderr()
+    browser = TestClient(served.app, base_url=ORIGIN, raise_server_exceptions=False)
+    form = {"Origin": ORIGIN, "Content-Type": "application/x-www-form-urlencoded"}
+    for path in ("/login", "/logout"):
+        answer = browser.post(path, content="&".join(f"name{number}=" for number in range(101)), headers=form)
+        assert (answer.status_code, answer.text) == (413, "a form of more than 100 fields\n")
+    assert not [line for line in capsys.readouterr().err.splitlines() if " INFO " not in line]
+    for _ in range(3 * BURST):
+        asyncio.run(application._failed(cast(Any, None), ValueError("a fault")))
+    assert capsys.readouterr().err.count("a page failed") < 2 * BURST
+
+
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/web/monitoring.py")
+def test_hung_requests__for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight connections say a byte now and then, and never what they want: nobody else was told of metrics or health,
+    and whoever restarts a coordinator that does not say that it is healthy restarted it."""
+    monkeypatch.setattr(monitoring, "REQUEST_S", 0.5)
+    at = f"127.0.0.1:{free_port()}"
+    host, _, port = at.partition(":")
+    with monitored(at, lambda: (), lambda: True), ExitStack() as open_:
+        hung = [open_.enter_context(socket.create_connection((host, int(port)))) for _ in range(monitoring.MOST)]
+        for piece in (b"GET /healthz HTTP/1.1\r\n", *[b"a"] * 8):
+            for connection in hung:
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.sendall(piece)
+            time.sleep(0.1)
+        asked = open_.enter_context(socket.create_connection((host, int(port)), timeout=20))
+        asked.sendall(f"GET /healthz HTTP/1.1\r\nHost: {at}\r\n\r\n".encode())
+        assert asked.recv(64).startswith(b"HTTP/1.0 200 OK")
 
 
 class StuckProvider:

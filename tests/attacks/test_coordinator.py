@@ -24,6 +24,7 @@ from fl_algorithms.tasks.base import Predictions
 from site_agent import audit
 from site_agent.audit import export, reconcile
 from site_agent.gateway import agent as agents
+from site_agent.gateway import inbox
 from site_agent.gateway.connection.client import offer_from
 from site_agent.gateway.connection.interrupt import Interrupted
 from site_agent.gateway.consent import offers
@@ -808,6 +809,20 @@ def written(site: SiteWorld) -> tuple[int, int]:
     return lines.stat().st_size, heads.stat().st_size
 
 
+class Counted:
+    """Counts the assignments that an agent has done."""
+
+    def __init__(self, agent: agents.Agent) -> None:
+        self.done = 0
+        done = agent._inbox.done
+
+        def counted() -> None:
+            done()
+            self.done += 1
+
+        agent._inbox.done = counted  # type: ignore[method-assign]
+
+
 def left_out(site: SiteWorld, kind: str) -> int:
     """How many lines of a kind the ledger says have been left out."""
     return sum(line.get("left_out", 0) for line in site.lines(kind))
@@ -935,6 +950,66 @@ def test_lines_without_end__connections(
     found = reconcile.reconcile(site.state.ledger, reconcile.Count(0))
     assert found.connections == ended + 1
     assert not found.open_session
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/connection/client.py")
+def test_lines_without_end__of_what_cannot_be_read(site: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """Two bytes are an offer of no form, and a line of a hundred in the log: a page of studies has a million of them,
+    and a watch has no end. They fill the disk that the ledger lies on."""
+    site.ready()
+    many = 10 * rate_limit.BURST
+    site.coordinator.studies = lambda request: pb.StudiesReply(
+        studies=[pb.StudyOffer() for _ in range(many)], coordinator_version=__version__
+    )
+    assert site.agent is not None
+    site.agent.refresh()
+    for _ in range(many):
+        site.coordinator.tell(pb.Event(assignment=pb.Assignment()))
+    site.coordinator.assign(STUDY, 1)
+    site.coordinator.wait_receipts(1)
+    lines = [record for record in caplog.records if "was left out" in record.getMessage()]
+    assert rate_limit.BURST <= len(lines) < 2 * rate_limit.BURST
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/round.py")
+def test_lines_without_end__decided_already(site: SiteWorld, caplog: pytest.LogCaptureFixture) -> None:
+    """A round whose update was accepted is asked again and again, in the same attempt: a line each time."""
+    caplog.set_level(logging.INFO, "site_agent")
+    site.ready()
+    site.coordinator.assign(STUDY, 1)
+    site.coordinator.wait_receipts(1)
+    assert site.trainer is not None
+    site.trainer.wait_asked("commit")
+    assert site.agent is not None
+    rounds = Counted(site.agent)
+    for asked in range(1, 3 * rate_limit.BURST):
+        site.coordinator.assign(STUDY, 1)
+        wait_until(lambda asked=asked: rounds.done >= asked, "it was looked at", 20)
+    lines = [record for record in caplog.records if "is decided already" in record.getMessage()]
+    assert rate_limit.BURST <= len(lines) < 2 * rate_limit.BURST
+
+
+@pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/inbox.py")
+def test_assignments_without_end(site: SiteWorld) -> None:
+    """While a round is trained, which takes hours, the coordinator asks for rounds of studies that nobody approved, and
+    says that others are over, each under another name and with a million numbers: all of them waited in memory."""
+    site.ready()
+    assert site.trainer is not None
+    site.trainer.hold.set()
+    site.coordinator.assign(STUDY, 1)
+    site.trainer.wait_asked("train")
+    stop = pb.Stop(contributions=[pb.Contribution(site="oslo", rounds=[1] * 1000)])
+    for number in range(4 * inbox.MOST_STRANGE):
+        about = {"study": f"study-{number}", "digest": bytes(32)}
+        site.coordinator.tell(pb.Event(assignment=pb.Assignment(**about, stop=stop)))
+        site.coordinator.tell(pb.Event(assignment=pb.Assignment(**about, round=1, attempt=1, train=pb.Train())))
+    site.coordinator.stop_study(STUDY, "ROUND_FAILED")
+    assert site.agent is not None
+    waiting = site.agent._inbox._waiting
+    site.trainer.aborted.wait(20)
+    assert site.trainer.aborted.is_set()
+    assert all(assignment.study == STUDY or not assignment.contributions for assignment in list(waiting.values()))
+    assert len(waiting) <= inbox.MOST_STRANGE + 1
 
 
 RUNS_WHAT_IT_READS = frozenset(

@@ -16,16 +16,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from site_agent import audit
 from site_agent.audit import bundle
 from site_agent.audit.sums import check_sum
+from site_agent.gateway.service import RequestDispatcher
 from tests import commands
-from tests.attacks import ledgers
+from tests.attacks import gone, ledgers
 from tests.site_agent.secure_sites import STUDY, SecureSites
 from tests.site_agent.site_world import PERSON, SiteWorld
-from tests.site_agent.test_several_people import both_verifiers_agree, put, two_for_the_policy
+from tests.site_agent.site_world import STUDY as STUDY_HERE
+from tests.site_agent.test_several_people import both_verifiers_agree, decide, held, put, two_for_the_policy
 from tests.site_agent.test_sum_in_a_bundle import bundled as sums_bundled
 from tools import verify_ledger
 from tools.evidence_tamper import HEADS, SEGMENT, Made
 from tools.world import World
 from wardround.errors import BadData, NeedsPerson
+from wardround.local.control import ControlServer
 from wardround.records.receipt_copy import Statement
 from wardround.records.receipts import EMPTY_HEAD, RECEIPT_TYPE
 from wardround.signing import canonical, dsse
@@ -502,3 +505,24 @@ def test_policy_of_one_person_in_a_new_ledger(site: SiteWorld) -> None:
     site.coordinator.wait_receipts(1)
     assert site.lines("policy")[-1]["persons"] == 2
     both_verifiers_agree(site)
+
+
+@pytest.mark.attack(promise="P6", refused_by="proto/wardround/local/person.py")
+@pytest.mark.parametrize("source", ["sudo", "page"])
+def test_two_people_by_one_login(site: SiteWorld, source: str) -> None:
+    """Two people must release an update. One of them does, and gives the command again under another's name, from a
+    process that ends at once: the kernel had nothing to say of it, so the name counted as another person."""
+    update = held(site)
+    with pytest.raises(NeedsPerson):
+        decide(site, update, PERSON)
+    assert site.agent is not None
+    server = ControlServer(site.state.control, RequestDispatcher(site.state, site.agent).answer_document)
+    try:
+        other = {"name": "head of it", "uid": 1001, "source": source}
+        release = {"command": "decide", "study": STUDY_HERE, "round": 1, "decision": "released", "update": update}
+        answer = gone.asked(site.state.control, {**release, "by": other})
+    finally:
+        server.close()
+    assert "has ended, and whose login it was cannot be known" in answer["error"]["message"]
+    assert not site.lines("released")
+    assert not site.lines("upload")

@@ -43,6 +43,7 @@ from tests.site_agent.site_world import SiteWorld
 from tools.world import CommandFailed, World, command, wait_until
 from wardround import __version__, rpc
 from wardround.errors import BadData, NotPermitted, TryAgain
+from wardround.local.rate_limit import BURST
 from wardround.records.receipts import NOT_RECEIVED
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import Entry, Manifest, TensorSpec
@@ -1031,6 +1032,23 @@ def test_flood_of_calls__held_again_and_again(served: Place, caplog: pytest.LogC
         changes.wait(timeout_s=0)
     served.coordinator.engine.unfollow(changes)
     assert sum("holds its update" in record.getMessage() for record in caplog.records) == 1
+
+
+@pytest.mark.attack(promise="P11", refused_by="coordinator/servicers.py")
+def test_flood_of_calls__that_leave_a_line_each(served: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """A member connects and goes, and declares what no version knows: each time a line or two stood in the log, as fast
+    as it may call. What another site does is logged all the same."""
+    (mallory,) = served.begin(sites=["mallory"])
+    with caplog.at_level("INFO"):
+        for _ in range(3 * BURST):
+            mallory.declare("trial", 99)
+            call = mallory.federation.Watch(pb.WatchRequest(agent_version=__version__))
+            assert next(call).HasField("offer")
+            call.cancel()
+        served.join("bravo")
+        wait_until(lambda: "site bravo is connected" in caplog.text, "another site is logged", 20)
+    for what in ("is connected", "is no longer connected", "declares a status"):
+        assert BURST // 2 <= caplog.text.count(f"site mallory {what}") < 2 * BURST
 
 
 @pytest.mark.attack(promise="P11", refused_by="coordinator/updates/decide.py")

@@ -13,9 +13,10 @@ from coordinator import backups
 from coordinator.cli.main import app
 from coordinator.journal import _after
 from coordinator.storage import tables
+from tests.attacks import gone
 from tests.attacks.places import placed
 from tests.coordinator.conftest import Place
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import BadData, NotPermitted, UsageProblem
 from wardround.records.receipts import EMPTY_HEAD
 
 JOURNAL = "coordinator/journal.py"
@@ -100,6 +101,20 @@ def test_journal_that_no_one_can_verify(place: Place) -> None:
     out = exported(place, "out.jsonl")
     assert len(json.loads(out.read_text().split("\n")[0])["about"]["site"]) == 3
     assert journal("verify", out).exit_code == 0
+
+
+@pytest.mark.attack(promise="P10", refused_by="proto/wardround/local/person.py")
+def test_command_of_a_process_that_is_gone(place: Place) -> None:
+    """Whoever gives a command, and ends before its answer, has no login any more that the kernel could tell: the
+    journal had the name that the command told of itself."""
+    claimed = {"name": "colleague", "uid": 1007, "source": "sudo"}
+    answer = gone.asked(place.state.control, {"command": "invite", "site": "alpha", "expires_s": 3600, "by": claimed})
+    assert answer["error"]["exit_code"] == NotPermitted.exit_code
+    assert answer["error"]["message"] == (
+        "the process that gave this command has ended, and whose login it was cannot be known any more"
+    )
+    assert "colleague" not in journal("show", "--state", place.state.root).output
+    assert not place.ask("sites")["sites"]
 
 
 @pytest.mark.attack(promise="P3", refused_by="coordinator/backups.py")

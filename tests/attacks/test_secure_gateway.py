@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,14 +19,14 @@ from site_agent.gateway.exit import egress
 from site_agent.gateway.round import Rounds
 from site_agent.gateway.secure import checking, checks, terms
 from site_agent.gateway.secure.due import MOST
-from site_agent.state.directory import Journal, SiteState
+from site_agent.state.directory import WITHDRAWN, Journal, SiteState, now_text
 from tests.secure_world import key_of, public
 from tests.site_agent import secure_sites
 from tests.site_agent.secure_sites import DPO, SPECS, STUDY, Hospital, SecureSites, write_model
 from tools import verify_ledger
 from wardround.errors import BadData, NotPermitted, TryAgain, UsageProblem
 from wardround.records.assignment import STOP, Assignment, ModelRef, StopReason
-from wardround.records.secure_messages import SecureShown, SecureTold, Shown, SumEvidence
+from wardround.records.secure_messages import SecureShown, SecureTold, Shown, SumEvidence, Told
 from wardround.records.trainer import Finish
 from wardround.secure import coordinator, layout, sums
 from wardround.secure.statements import Submission
@@ -38,6 +38,14 @@ from wardround.tensors.manifests import TensorSpec
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[SecureSites]:
     world = SecureSites(tmp_path, section={})
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Iterator[SecureSites]:
+    """With one more than a sum needs."""
+    world = SecureSites(tmp_path, ("amsterdam", "bergen", "charite", "dublin"))
     yield world
     world.close()
 
@@ -378,6 +386,48 @@ def test_a_sum_opened_after_the_policy_forbade_it(world: SecureSites, before: st
     hospital.state.policy.write_text(text)  # and again as it was: the round goes on
     hospital.answer(SecureShown(world.ref, Shown.AGREEMENTS, world.attempt.shown_agreements()))
     assert "bergen" in world.attempt.openings
+
+
+def withdraws(hospital: Hospital) -> None:
+    consent = hospital.world.consent_of(hospital)
+    hospital.state.save_consent(replace(consent, state=WITHDRAWN, withdrawn_by=DPO, withdrawn_at=now_text()))
+
+
+def forbids(hospital: Hospital) -> None:
+    hospital.state.policy.write_text(hospital.state.policy.read_text().replace('["hearts"]', '["lungs"]'))
+
+
+@pytest.mark.attack(promise="P6", refused_by="site_agent/gateway/secure/exchange.py")
+@pytest.mark.parametrize("people", [withdraws, forbids])
+@pytest.mark.parametrize("step", [Told.SHARES, Told.AGREEMENT, Told.OPENING])
+def test_told_after_it_was_withdrawn(
+    four: SecureSites, people: Callable[[Hospital], None], step: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The coordinator does not take what a site tells, so that it is told again and again. The hospital withdraws the
+    study, or its policy forbids it; then the coordinator takes it: shares, a signature, what opens the sum."""
+    hospital = four.hospitals["bergen"]
+    tell, told = hospital.session.tell, list[Told]()
+
+    def tells(one: SecureTold) -> None:
+        if one.kind == step and not told:
+            told.append(one.kind)
+            raise TryAgain("it is in trouble", code="TOO_BUSY")
+        tell(one)
+
+    monkeypatch.setattr(hospital.session, "tell", tells)
+    monkeypatch.setattr(hospital.session, "pause", lambda *_: people(hospital))
+    four.open(1)
+    if step != Told.SHARES:
+        four.upload(1, four.sites)
+        four.agree(four.sites)
+        for site in four.sites if step == Told.OPENING else ():
+            four.show(site, SecureShown(four.ref, Shown.AGREEMENTS, four.attempt.shown_agreements()))
+    assert told == [step]
+    attempt = four.attempt
+    taken = {Told.SHARES: attempt.group, Told.AGREEMENT: attempt.agreements, Told.OPENING: attempt.openings}[step]
+    assert "amsterdam" in taken
+    assert "bergen" not in taken
+    assert hospital.declined
 
 
 @pytest.mark.attack(promise="P11", refused_by="proto/wardround/signing/canonical.py")

@@ -11,9 +11,11 @@ from fl_algorithms.tasks.tables.table import Table
 from site_agent.cli import main
 from tests.attacks.places import placed
 from tests.coordinator.conftest import refused
+from tests.site_agent import test_fit as fits
 from tests.site_agent import test_summarizing as trained
-from tests.site_agent.site_world import SiteWorld
+from tests.site_agent.site_world import STUDY, SiteWorld
 from tests.site_agent.test_summaries import AGE, POLICY, WARD, answered, asked, open_world, show, tell
+from tools.world import wait_until
 from wardround.errors import BadData, NeedsPerson, NotPermitted, WardroundError
 from wardround.records.summaries.request import MOST_BYTES, MOST_OPEN, SummaryRequest
 from wardround.signing import canonical
@@ -118,6 +120,30 @@ def test_request_swapped_before_it_is_sent(site: SiteWorld) -> None:
     with pytest.raises(NeedsPerson, match="not those that were shown"):
         tell(site, digest=digest)
     assert not site.coordinator.told
+
+
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/commands.py")
+def test_request_swapped_before_it_is_sent__whether_data_fits(site: SiteWorld) -> None:
+    """Somebody looks at what would be told of a study, 100 rows, and tells it. By then the coordinator offers another
+    study of that name, whose ranges leave the one patient in whom it is interested; or a trainer that was taken over
+    says another number. That was told, unseen."""
+    fits.offered(site)
+    assert site.trainer is not None
+    shown = site.digest
+    site.offer(title="of those aged 89 alone")
+    wait_until(lambda: site.state.offer(STUDY).digest != shown, "the other study is kept", 20)
+    with pytest.raises(
+        NeedsPerson, match=r"is not what was shown: the study, the data or its mapping changed; nothing"
+    ):
+        fits.fit(site, digest=shown)
+    assert not site.trainer.commands("examine")
+    with pytest.raises(NeedsPerson, match="is not what was shown"):
+        fits.fit(site, rows=99)
+    with pytest.raises(NeedsPerson, match="is not what was shown"):
+        fits.fit(site, fits=False, rows=0)
+    assert not site.coordinator.declared
+    assert not site.lines("declare")
+    assert fits.fit(site)["rows"] == 100
 
 
 @pytest.mark.attack(promise="P2", refused_by="site_agent/gateway/policy/decisions.py")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from site_agent import audit
+from site_agent import audit, handoff
 from site_agent.gateway import estimate
 from site_agent.gateway.consent.rows import study_rows
 from site_agent.gateway.exit.ledger import Ledger
@@ -30,7 +30,7 @@ from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.secure_sites import study_of
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
 from tools.world import Service
-from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, Unavailable, WardroundError
+from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
 from wardround.local import control, durable, sockets
 from wardround.records.trainer import BrokenProtocol, Commit, FilesStatus, Progress
 from wardround.tensors.codecs import encoded
@@ -735,6 +735,36 @@ def next_round_is_declined_and_the_one_after_is_not(hospital: SiteWorld) -> None
     assert {said.code for said in hospital.coordinator.declared} <= {0, pb.DECLINED_TRAINING_FAILED}
 
 
+@pytest.mark.attack(promise="P2", refused_by="site_agent/handoff.py")
+@pytest.mark.parametrize("command", ["preview", "approve", "fit"])
+def test_its_code_as_the_gateways_user(site: SiteWorld, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer has a user of its own, who may write in the folder in which its socket is: it removes that. When
+    somebody looks at a study, the gateway started a worker of its own, with torch and the study's plug-ins, as the user
+    who has the keys, the ledger and the policy."""
+    site.ready()
+    more = {"approve": {"digest": site.shown()}, "fit": {"digest": site.digest, "fits": True, "rows": 100}}
+    by = {} if command == "preview" else {"by": PERSON}
+    trainer_socket(site.state.root).unlink()
+    (site.state.root / "studies").mkdir()
+    started: list[Any] = []
+
+    def worker(*words: Any, **options: Any) -> None:
+        started.append(words)
+        raise TryAgain("it would have been started")
+
+    monkeypatch.setattr(handoff, "Worker", worker)
+    with monkeypatch.context() as another:
+        another.setattr(os, "geteuid", lambda: 4321)
+        with pytest.raises(NeedsPerson) as refused:
+            site.command(command, study=STUDY, data="patients", **more.get(command, {}), **by)
+    assert refused.value.message == (
+        f"{site.state.root / 'studies'} belongs to the trainer's user, and the trainer does not run"
+    )
+    assert not started
+    with pytest.raises(TryAgain, match="it would have been started"):  # with one user for both there is nobody else
+        site.command(command, study=STUDY, data="patients", **more.get(command, {}), **by)
+
+
 @pytest.mark.attack(promise="P11", refused_by="proto/wardround/records/trainer/failures.py")
 @pytest.mark.parametrize("kind", [NeedsPerson, BadData, NotPermitted, Unavailable, CannotWrite])
 @pytest.mark.parametrize("code", ["LEDGER_FORK", "SITE_REVOKED", "DECLINED_NO_SUCH", "DECLINED_WITHDRAWN", "\x1b[2J"])
@@ -865,9 +895,12 @@ def test_told_counts_are_false(hospital: SiteWorld, told: dict[str, Any]) -> Non
     [("deny = []", 'deny = [{ match = "shared.bias" }]'), ('{ name = "val_loss"', '{ name = "other_loss"')],
     ids=["a tensor", "a metric"],
 )
-def test_resent_file_was_rewritten__after_the_policy_was(exit_world: ExitWorld, edit: tuple[str, str]) -> None:
-    """The coordinator breaks each stream; the hospital sees it and forbids what is being sent. It went on being sent:
-    only the quotas were asked again."""
+@pytest.mark.parametrize("silent", [False, True], ids=["answered", "without a word"])
+def test_resent_file_was_rewritten__after_the_policy_was(
+    exit_world: ExitWorld, edit: tuple[str, str], silent: bool
+) -> None:
+    """The coordinator breaks each stream, or does not answer for days; the hospital sees it and forbids what is being
+    sent. It went on being sent: only the quotas were asked again, and of a stream that was not answered nothing was."""
 
     def forbid(broken: int) -> None:
         text = exit_world.state.policy.read_text()
@@ -875,9 +908,10 @@ def test_resent_file_was_rewritten__after_the_policy_was(exit_world: ExitWorld, 
         exit_world.state.policy.write_text(text.replace(*edit))
 
     exit_world.ready()
-    exit_world.hostile.breaks, exit_world.hostile.between = 1, forbid
+    exit_world.hostile.breaks, exit_world.hostile.between, exit_world.hostile.silent = 1, forbid, silent
     exit_world.coordinator.assign(STUDY, 1)
     exit_world.wait_over()
     assert len(exit_world.hostile.streams) == 1
+    assert exit_world.hostile.received <= (0 if silent else exit_world.size)
     assert not exit_world.lines("resend")
     assert exit_world.lines("blocked")[0]["what"] in ("shared.bias", "metric val_loss")

@@ -244,6 +244,7 @@ def test_what_goes_wrong_in_the_store_is_said_in_words_and_what_cannot_be_remove
     ("url", "kind", "said"),
     [
         ("s3://key:geheim@bucket/prefix", UsageProblem, "has a key in it, which others could read"),
+        ("simplecache::s3://key:geheim@bucket/prefix", UsageProblem, "is a chain of several, as fsspec has them"),
         ("s3://", UsageProblem, "names no bucket or folder"),
         ("nonsense://bucket", UsageProblem, "Protocol not known: nonsense"),
     ],

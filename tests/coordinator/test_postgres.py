@@ -505,6 +505,7 @@ def leads(store: Store) -> bool:
     [
         ("postgresql://w:geheim@db/w", "has a password in it, which others could read"),
         ("postgresql://w@db/w?password=geheim", "has a password in it, which others could read"),
+        ("postgresql://w@db/w?sslpassword=geheim", "has a password in it, which others could read"),
         ("mysql://w@db/w", "begins with `mysql`, not `postgresql`"),
         ("postgresql+asyncpg://w@db/w", "begins with `postgresql+asyncpg`, not `postgresql`"),
         ("postgresql://w@db", "names no database"),
@@ -544,6 +545,26 @@ def test_a_server_elsewhere_must_show_who_it_is_unless_the_address_says_otherwis
     assert told["sslmode"] == "require"
     for near in ("postgresql://w@127.0.0.1/w", "postgresql://w@localhost/w", "postgresql:///w?host=/run/postgresql"):
         assert "sslmode" not in connecting_to(near, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        ("postgresql://w@localhost/w?hostaddr=203.0.113.7", {}),
+        ("postgresql:///w?host=/run/postgresql,db.example.org", {}),
+        ("postgresql:///w?service=far", {}),
+        ("postgresql:///w", {"PGHOST": "db.example.org"}),
+        ("postgresql://w@localhost/w", {"PGHOSTADDR": "203.0.113.7"}),
+        ("postgresql:///w", {"PGSERVICE": "far"}),
+    ],
+)
+def test_a_server_that_only_looks_near_must_show_who_it_is(
+    url: str, environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libpq is led elsewhere in more ways than by an address's host: what was in the database went there openly."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert connecting_to(url, tmp_path, monkeypatch)["sslmode"] == "verify-full"
 
 
 def test_a_password_file_that_others_may_read_is_refused(server: Server, tmp_path: Path) -> None:

@@ -30,8 +30,12 @@ def offered(world: SiteWorld, **study: Any) -> None:
     world.draft()
 
 
-def fit(world: SiteWorld) -> Any:
-    return world.command("fit", study=STUDY, data="patients", by=PERSON)
+def fit(world: SiteWorld, study: str = STUDY, **shown: Any) -> Any:
+    """As it was shown, or as ``shown`` says."""
+    assert world.trainer is not None
+    fits = not world.trainer.misfits
+    found = {"digest": world.digest, "fits": fits, "rows": 100 if fits else 0, **shown}
+    return world.command("fit", study=study, data="patients", by=PERSON, **found)
 
 
 def last_declared(world: SiteWorld) -> pb.DeclareRequest:
@@ -115,7 +119,7 @@ def test_a_word_that_could_not_be_sent_has_a_line_all_the_same(world: SiteWorld)
 def test_a_study_that_is_over_or_unknown_is_refused(world: SiteWorld) -> None:
     offered(world)
     with pytest.raises(UsageProblem, match="no study `other` has been offered"):
-        world.command("fit", study="other", data="patients", by=PERSON)
+        fit(world, "other")
     offer = world.state.offer(STUDY)
     assert world.agent is not None
     world.agent.commands.coordinator_says(STUDY, offer.digest, "stopped")

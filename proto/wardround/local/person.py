@@ -19,6 +19,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, PlainSerializer, TypeAdapter
 
+from wardround.errors import NotPermitted
+
 STRICT = ConfigDict(extra="forbid", strict=True)
 UNSET = 2**32 - 1  # of a process that no login began: a service, a container
 NOBODY_ELSE = "account"
@@ -105,8 +107,11 @@ def behind(claimed: Person, pid: int, uid: int) -> Person:
     Args:
         claimed: what ``who`` gave in the command's process.
         pid, uid: of that process, by the kernel.
+
+    Raises:
+        NotPermitted: as ``login_behind``.
     """
-    login = login_of(str(pid))
+    login = login_behind(pid)
     if login is not None:
         return judged(login, {}, uid)
     return replace(claimed, account=_account(uid))
@@ -127,6 +132,26 @@ def login_of(process: str) -> int | None:
     except (OSError, ValueError):
         return None
     return None if uid == UNSET else uid
+
+
+def login_behind(pid: int) -> int | None:
+    """``login_of`` a process that waits for an answer. 0: one that cannot be seen from here, as in another container.
+
+    Raises:
+        NotPermitted: it has ended, so that its own word would count for the kernel's.
+    """
+    login = login_of(str(pid))
+    if login is None and pid:
+        try:
+            os.kill(pid, 0)  # no signal: whether there is one
+        except ProcessLookupError:
+            raise NotPermitted(
+                "the process that gave this command has ended, and whose login it was cannot be known any more",
+                hint="nothing was done; give the command again, and wait for its answer",
+            ) from None
+        except PermissionError:
+            pass  # another user's
+    return login
 
 
 def user_name(uid: int) -> str:

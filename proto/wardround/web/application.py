@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from wardround.errors import BadData, NeedsPerson, NotPermitted, TryAgain, Unavailable, UsageProblem, WardroundError
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.pages import rendering
 from wardround.pages.blocks import Answer, Field, Form, Page, Paragraph
 from wardround.web.guard import MOST_BODY
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 BEAT_S = 15  # a browser that is told nothing for longer is told that we are there
 REST_S = 1  # at least, between two changes that a browser is told of
 MOST_LISTENERS = 64
+MOST_FIELDS = 100  # of a form
 STATUS: tuple[tuple[type[WardroundError], int], ...] = (
     (UsageProblem, 400), (NotPermitted, 403), (BadData, 404), (NeedsPerson, 409), (Unavailable, 503), (TryAgain, 503),
 )  # fmt: skip
@@ -43,6 +45,7 @@ STATIC = {
     "icon.svg": ("image/svg+xml", ("icon.svg",)),
 }
 log = logging.getLogger(__name__)
+failures = RateLimitedLog(log)
 
 
 @dataclass(frozen=True)
@@ -290,7 +293,7 @@ async def _form(request: Request) -> dict[str, str]:
     """A form's fields; of one that stands there twice, none.
 
     Raises:
-        HTTPException: the browser went away in the middle of it, or was too slow.
+        HTTPException: the browser went away in the middle of it, or was too slow; or it has more fields than any.
     """
     body = b""
     try:
@@ -298,7 +301,11 @@ async def _form(request: Request) -> dict[str, str]:
             body += piece
     except ClientDisconnect:
         raise HTTPException(408, "the form did not come whole\n") from None
-    pairs = parse_qsl(body[:MOST_BODY].decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=100)
+    try:
+        text = body[:MOST_BODY].decode("utf-8", "replace")
+        pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_FIELDS)
+    except ValueError:
+        raise HTTPException(413, f"a form of more than {MOST_FIELDS} fields\n") from None
     names = [name for name, _ in pairs]
     return {name: value for name, value in pairs if names.count(name) == 1}
 
@@ -315,7 +322,7 @@ async def _static(request: Request) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    log.error("a page failed", exc_info=error)
+    failures.error("a page failed", exc_info=error)
     return PlainTextResponse("this page failed; the log of its server says why\n", 500)
 
 

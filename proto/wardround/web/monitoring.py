@@ -176,11 +176,27 @@ class _Server(ThreadingHTTPServer):
 
 class _Answering(BaseHTTPRequestHandler):
     server: _Server
-    timeout = REQUEST_S
     server_version, sys_version = "wardround", ""
+
+    def setup(self) -> None:
+        """What is asked must have come whole after ``REQUEST_S``: a byte now and then would keep a place for good."""
+        super().setup()
+        self._late = threading.Timer(REQUEST_S, self._hang_up)
+        self._late.daemon = True
+        self._late.start()
+
+    def finish(self) -> None:
+        """It is answered, or nothing was asked in time."""
+        self._late.cancel()
+        super().finish()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # it has just ended
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         """One of the three."""
+        self._late.cancel()
         if not self.server.any_host and not _is_here(self.headers.get("Host", "")):
             self._say(421, "this server is not known under that name\n")
         elif self.path == "/healthz":

@@ -22,6 +22,7 @@ from site_agent.gateway.connection.upload import UploadStream, UploadTry
 from site_agent.state.directory import Offer
 from wardround import __version__, rpc
 from wardround.errors import BadData, TryAgain, Unavailable, WardroundError
+from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.architectures import own_manifest
 from wardround.records.assignment import Assignment, Declaration, ModelRef
 from wardround.records.enrolment import Enrolled, IssuedCertificate
@@ -65,7 +66,7 @@ LEFT_OUT = {
     "offer": "an offer", "assignment": "an assignment", "certificate_fork": "a warning",
     "secure": "what is shown of a secure aggregation",
 }  # fmt: skip
-log = logging.getLogger(__name__)
+log = RateLimitedLog(logging.getLogger(__name__))
 
 Event = Offer | Assignment | SecureShown | CertificateFork | Goodbye
 _Request = TypeVar("_Request", bound=Message)

@@ -197,7 +197,8 @@ def send(
     returns.
 
     The `upload` line lets out the first try. A try that the coordinator answered spends a line; the next one writes a
-    `resend` line before it sends anything, if the policy as it is by then lets out all of it.
+    `resend` line before it sends anything. Each try after the first begins if the policy as it is by then lets out all
+    of it: a coordinator may not answer for days.
 
     Raises:
         Interrupted: called off; what was sent stays unresolved until the coordinator is asked.
@@ -214,6 +215,8 @@ def send(
         times_connected = session.times_connected
         if sent is None or sent.answered:
             _record_resend(header, sent, ledger, policy, consent)
+        elif tries > 1:
+            _refuse_again(header, policy, consent, counted=True)
         sent = UploadTry()
         try:
             with session.use() as connection:
@@ -241,11 +244,7 @@ def _record_resend(
     tries = ledger.tries(header.upload_id)
     if sent is not None:
         ledger.sent(header.upload_id, sent.payload_bytes)
-    metrics: Sequence[str] = [name for name, _ in header.metrics]
-    specs = header.manifest.specs
-    if header.submission is not None:  # the masks hide what the policy is asked about
-        specs, metrics = consent.upload if len(specs) > 1 else (), consent.metrics
-    policy.refuse_again(header, consent, consent.reported, specs, metrics)
+    _refuse_again(header, policy, consent, counted=False)
     if tries >= MAX_TRIES:
         policy.block(header, "the update", f"it was begun {tries} times")
         raise NotPermitted(
@@ -260,6 +259,15 @@ def _record_resend(
         sent=sent.payload_bytes if sent is not None else None,
     ))  # fmt: skip
     log.info("round %d of `%s`: try %d", header.round, header.study, tries + 1)
+
+
+def _refuse_again(header: UploadHeader, policy: PolicyEnforcement, consent: Consent, *, counted: bool) -> None:
+    """Raises NotPermitted: as ``PolicyEnforcement.refuse_again``."""
+    metrics: Sequence[str] = [name for name, _ in header.metrics]
+    specs = header.manifest.specs
+    if header.submission is not None:  # the masks hide what the policy is asked about
+        specs, metrics = consent.upload if len(specs) > 1 else (), consent.metrics
+    policy.refuse_again(header, consent, consent.reported, specs, metrics, counted=counted)
 
 
 def _refuse_nonfinite(

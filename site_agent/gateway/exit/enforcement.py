@@ -226,14 +226,20 @@ class PolicyEnforcement:
         reported: ReportedSection,
         specs: Sequence[TensorSpec],
         metrics: Sequence[str],
+        *,
+        counted: bool,
     ) -> None:
         """The same for what is sent again, whose numbers were counted when it was recorded.
+
+        Args:
+            counted: so are its bytes, for nothing of it has left yet: only the rules are asked.
 
         Raises:
             NotPermitted: a rule denies something by now, or a quota is spent.
             WardroundError: there is no policy, or it is broken.
         """
-        self._refuse(attempt, self._decisions(attempt, consent, reported, specs, metrics, 0), "it is not sent again")
+        decisions = self._decisions(attempt, consent, reported, specs, metrics, None if counted else 0)
+        self._refuse(attempt, decisions, "it is not sent again")
 
     def refuse_fit(self, study: str, counts: str) -> None:
         """Let the word that this site's data fits a study pass, with one number in the form ``counts``.
@@ -340,13 +346,14 @@ class PolicyEnforcement:
 
     def _decisions(
         self, attempt: RoundAttempt, consent: Consent, reported: ReportedSection, specs: Sequence[TensorSpec],
-        metrics: Sequence[str], numbers: int,
+        metrics: Sequence[str], numbers: int | None,
     ) -> list[Decision]:  # fmt: skip
-        """What the policy and its quotas say of it; ``numbers`` of it were not counted yet."""
+        """What the policy and its quotas say of it; ``numbers`` of it were not counted yet. None: nor asks a quota."""
         policy = self._policy_for(attempt)
-        size = sum(spec.bytes for spec in specs)
-        quotas = self._quotas(policy, attempt, size, numbers)
-        return [*self._rules(policy, attempt.study, consent, reported, specs, metrics), *quotas]
+        rules = self._rules(policy, attempt.study, consent, reported, specs, metrics)
+        if numbers is None:
+            return rules
+        return [*rules, *self._quotas(policy, attempt, sum(spec.bytes for spec in specs), numbers)]
 
     def _rules(
         self, policy: Policy, study: str, consent: Consent, reported: ReportedSection, specs: Sequence[TensorSpec],

@@ -170,8 +170,8 @@ class SecureRounds:
         """
         while (due := self._due.get()) is not None:
             told = due if isinstance(due, SecureTold) else self._answered(due, decline)
-            if told is not None and self._is_current(told.attempt):
-                self._tell(told, stopping)
+            if told is not None:
+                self._tell(told, stopping, decline)
 
     def _answered(self, shown: SecureShown, decline: Decline) -> SecureTold | None:
         """What is to be told. A step that cannot be gone on with is declined, and stands in the ledger."""
@@ -188,13 +188,16 @@ class SecureRounds:
         except (StorageFailed, RefusedForGood):
             raise
         except WardroundError as error:
-            log.error("round %d of `%s`, secure aggregation: %s. %s", ref.round, ref.study, error.message, error.hint)
-            with self._changed:
-                self._failed[ref] = error
-                self._changed.notify_all()
-            self._policy.block(ref, f"secure aggregation: {shown.kind}", error.message)
-            decline(ref, error)
+            self._give_up(ref, shown.kind, error, decline)
         return None
+
+    def _give_up(self, ref: AttemptRef, step: str, error: WardroundError, decline: Decline) -> None:
+        log.error("round %d of `%s`, secure aggregation: %s. %s", ref.round, ref.study, error.message, error.hint)
+        with self._changed:
+            self._failed[ref] = error
+            self._changed.notify_all()
+        self._policy.block(ref, f"secure aggregation: {step}", error.message)
+        decline(ref, error)
 
     def _deal(self, party: Party, attempt: Attempt, shown: SecureShown) -> SecureTold:
         state, dealt = protocol.shares(party, attempt.state, shown.statements)
@@ -245,10 +248,12 @@ class SecureRounds:
             policy_sha256=self._ledger.policy_sha256,
         )  # fmt: skip
 
-    def _tell(self, told: SecureTold, stopping: Interrupt) -> None:
-        """Tell it, as often as the connection breaks, while the attempt is under way."""
+    def _tell(self, told: SecureTold, stopping: Interrupt, decline: Decline) -> None:
+        """Tell it, as often as the connection breaks, while the attempt is under way and may go on."""
         for wait_s in backoff():
             stopping.check()
+            if not self._goes_on(told, decline):
+                return
             times_connected = self._session.times_connected
             try:
                 with self._session.use() as connection:
@@ -263,6 +268,22 @@ class SecureRounds:
                 self._session.pause(wait_s, times_connected, stopping)
 
     # what several of them need
+
+    def _goes_on(self, told: SecureTold, decline: Decline) -> bool:
+        """Whether what is told is of the attempt under way, and may leave by the consent and the policy as they are by
+        now: a coordinator that does not take it has it told again for as long as it likes."""
+        with self._changed:
+            attempt = self._newest(told.attempt.study)
+        if attempt is None or attempt.ref != told.attempt:
+            return False
+        try:
+            self._party_of(attempt)
+        except StorageFailed:
+            raise
+        except WardroundError as error:
+            self._give_up(told.attempt, told.kind, error, decline)
+            return False
+        return True
 
     def _is_current(self, ref: AttemptRef) -> bool:
         with self._changed:
