@@ -184,7 +184,7 @@ def test_another_best_model_at_the_end(
 
 
 @pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/round.py")
-def test_models_without_end(world: SecureSites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_no_sum_without_end(world: SecureSites, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that no sum gives is not trained on. But it was kept beside those that sums are checked with: one more
     for each round that the study has, until the hospital's disk was full."""
     world.run(1)
