@@ -143,7 +143,8 @@ class Rounds:
         if fresh:
             self._refuse_denied(assignment, consent, journal)  # before the work, not after
         masking = self._secure.begun(assignment, journal, consent, interrupt) if consent.is_secure else None
-        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal), masking)
+        update = egress.update_digest(journal, self._policy.coordinator)
+        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal), update, masking)
         if upload is None:
             measured = self._train(assignment, consent, journal, interrupt) if fresh else None
             interrupt.check()
