@@ -120,7 +120,8 @@ class Rounds:
         if fresh:
             self._refuse_denied(assignment, consent, journal)  # before the work, not after
         masking = self._secure.begun(assignment, journal, consent, interrupt) if consent.is_secure else None
-        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal), masking)
+        update = egress.update_digest(journal, self._policy.coordinator)
+        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal), update, masking)
         if upload is None:
             measured = self._train(assignment, consent, journal, interrupt) if fresh else None
             interrupt.check()
@@ -236,9 +237,9 @@ class Rounds:
             raise BadData("the coordinator's assignment names no model to begin from", code="DECLINED_MODEL_MISMATCH")
         journal.phase = "training"
         self._state.save_journal(journal, "nothing")
-        keep = self._sums.keep(consent, assignment)
-        base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt, keep)
-        self._sums.before_training(consent, assignment, interrupt)
+        with self._sums.keeping(consent, assignment) as keep:
+            base = self._downloads.fetch(assignment, assignment.base, consent, "base", interrupt, keep)
+            self._sums.before_training(consent, assignment, interrupt)
         log.info("round %d of `%s`: %s", assignment.round, assignment.study, assignment.kind)
         left = Estimate(partial(self._declare, assignment, SiteStatus.TRAINING, ""), self._ledger.estimates(journal))
         form = records.Train if assignment.kind == TRAIN else records.Validate

@@ -968,7 +968,7 @@ def test_lines_without_end__of_what_cannot_be_read(site: SiteWorld, caplog: pyte
     site.coordinator.assign(STUDY, 1)
     site.coordinator.wait_receipts(1)
     lines = [record for record in caplog.records if "was left out" in record.getMessage()]
-    assert rate_limit.BURST <= len(lines) < many / 2  # of offers and of events, each with its own limit
+    assert 0 < len(lines) < 2 * rate_limit.BURST
 
 
 @pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/round.py")
@@ -986,7 +986,7 @@ def test_lines_without_end__decided_already(site: SiteWorld, caplog: pytest.LogC
         site.coordinator.assign(STUDY, 1)
         wait_until(lambda asked=asked: rounds.done >= asked, "it was looked at", 20)
     lines = [record for record in caplog.records if "is decided already" in record.getMessage()]
-    assert rate_limit.BURST <= len(lines) < 2 * rate_limit.BURST
+    assert 0 < len(lines) < 2 * rate_limit.BURST
 
 
 @pytest.mark.attack(promise="P11", refused_by="site_agent/gateway/inbox.py")

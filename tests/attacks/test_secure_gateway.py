@@ -183,6 +183,30 @@ def test_another_best_model_at_the_end(
     world.hospitals["bergen"] = hospital
 
 
+@pytest.mark.attack(promise="P6+", refused_by="site_agent/gateway/round.py")
+def test_models_of_no_sum_without_end(world: SecureSites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that no sum gives is not trained on. But it was kept beside those that sums are checked with: one more
+    for each round that the study has, until the hospital's disk was full."""
+    world.run(1)
+    world.check("bergen", 2)
+    hospital = world.hospitals["bergen"]
+    before = sorted(path.name for path in hospital.state.secure.glob("*.safetensors"))
+
+    def fetch(self: Downloads, assignment: Assignment, model: ModelRef, *more: Any) -> str:
+        more[-1].write_bytes(world.folder.joinpath("crafted.safetensors").read_bytes())
+        return "base"
+
+    monkeypatch.setattr(Downloads, "fetch", fetch)
+    rounds = Rounds(
+        hospital.state, hospital.site, hospital.session, hospital.ledger, cast(Any, None), print, hospital.rounds
+    )
+    for round_ in (2, 3, 4, 5):
+        model = write_model(world.folder / "crafted.safetensors", 100 + round_).digest()
+        with pytest.raises(NotPermitted, match=r"another model of round 1|shows signatures for another round"):
+            rounds.do(replace(hospital.assignment(round_), base=ModelRef(round_ - 1, model)), Interrupt())
+    assert sorted(path.name for path in hospital.state.secure.glob("*.safetensors")) == before
+
+
 def craft(world: SecureSites, block: int) -> str:
     """Make the model of round 1 another one in that block. Its digest."""
     world.model_file(1).write_bytes(altered(world, block))

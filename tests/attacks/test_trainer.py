@@ -892,8 +892,12 @@ def test_told_counts_are_false(hospital: SiteWorld, told: dict[str, Any]) -> Non
 @pytest.mark.attack(promise="P2+", refused_by="site_agent/gateway/exit/enforcement.py")
 @pytest.mark.parametrize(
     "edit",
-    [("deny = []", 'deny = [{ match = "shared.bias" }]'), ('{ name = "val_loss"', '{ name = "other_loss"')],
-    ids=["a tensor", "a metric"],
+    [
+        ("deny = []", 'deny = [{ match = "shared.bias" }]'),
+        ('{ name = "val_loss"', '{ name = "other_loss"'),
+        ('updates = "none"', 'updates = "every"'),
+    ],
+    ids=["a tensor", "a metric", "a person"],
 )
 @pytest.mark.parametrize("silent", [False, True], ids=["answered", "without a word"])
 def test_resent_file_was_rewritten__after_the_policy_was(
@@ -914,4 +918,4 @@ def test_resent_file_was_rewritten__after_the_policy_was(
     assert len(exit_world.hostile.streams) == 1
     assert exit_world.hostile.received <= (0 if silent else exit_world.size)
     assert not exit_world.lines("resend")
-    assert exit_world.lines("blocked")[0]["what"] in ("shared.bias", "metric val_loss")
+    assert exit_world.lines("blocked")[0]["what"] in ("shared.bias", "metric val_loss", "the update")

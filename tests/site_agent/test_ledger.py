@@ -243,7 +243,7 @@ def test_a_receipt_that_is_in_the_ledger_stands_whatever_is_said_of_others(
     session = Answers(receipt, {first: before, later: of_later, undecided: None})
     header = UploadHeader(mine, "s", 1, "00" * 32, 4, 1, Manifest(()), (), 1, 1, made.ledger.statement())
     given = cast(Any, SimpleNamespace())
-    got = send(PendingUpload(header, None), cast(Any, session), made.ledger, given, given, Interrupt())
+    got = send(PendingUpload(header, None, "00" * 32), cast(Any, session), made.ledger, given, given, Interrupt())
     assert (got.upload_id, got.decision, session.uploads) == (mine, ACCEPTED, 1)
     assert set(made.ledger.unresolved) == {later, undecided}
     assert made.ledger.disputed("s", 1) is lie

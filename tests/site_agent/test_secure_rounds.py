@@ -197,10 +197,13 @@ def test_an_upload_under_way_is_masked_again_with_the_same_bytes_after_a_restart
     hospital = world.hospitals["bergen"] = world.hospitals["bergen"].restart()
     hospital.state.masked_copy(STUDY).unlink()
     masking = hospital.rounds.masking(hospital.journal(1), world.consent_of(hospital), Interrupt())
-    again = egress.recorded(hospital.ledger, upload.header.upload_id, None, masking)
+    with TensorFile(hospital.state.own_copy(STUDY)) as file:
+        update = egress.update_digest(hospital.journal(1), hospital.policy.coordinator, file.manifest().digest())
+    again = egress.recorded(hospital.ledger, upload.header.upload_id, None, update, masking)
     assert again is not None
     assert (again.header.manifest, again.header.submission) == (upload.header.manifest, upload.header.submission)
     assert again.line_spent
+    assert again.update == upload.update
 
 
 def test_the_policy_in_force_decides_and_a_study_in_clear_is_refused_where_it_wants_masks() -> None:

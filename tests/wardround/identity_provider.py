@@ -96,7 +96,9 @@ class IdentityProvider:
 
     def settings(self, folder: Path, look: str = 'groups = ["operators"]', ca: str = "provider.pem") -> Path:
         """The operator's file."""
-        (folder / "secret").write_text(f"{SECRET}\n")
+        secret = folder / "secret"
+        secret.write_text(f"{SECRET}\n")
+        secret.chmod(0o600)
         path = folder / "oidc.toml"
         trusted = f'ca_file = "{ca}"\n' if ca else ""
         path.write_text(

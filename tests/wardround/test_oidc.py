@@ -14,7 +14,7 @@ from joserfc.jwk import ECKey
 
 from tests.browser import CHEAP, ORIGIN, Browser
 from tests.wardround.identity_provider import CLIENT, IdentityProvider
-from wardround.errors import BadData
+from wardround.errors import BadData, NotPermitted
 from wardround.pages.blocks import Page, Paragraph
 from wardround.web import oidc
 from wardround.web.application import Application, View
@@ -289,3 +289,12 @@ def test_a_file_that_is_none_of_a_provider_is_refused(world: World, old: str, ne
     with pytest.raises(BadData) as refused:
         Provider(path, f"{ORIGIN}{BACK}")
     assert why in refused.value.message
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
+def test_a_client_secret_that_others_can_read_is_refused(world: World, mode: int) -> None:
+    path = world.provider.settings(world.folder)
+    (world.folder / "secret").chmod(mode)
+    with pytest.raises(NotPermitted) as refused:
+        Provider(path, f"{ORIGIN}{BACK}")
+    assert refused.value.message == f"{world.folder / 'secret'} can be read by others than its owner"

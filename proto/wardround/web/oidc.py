@@ -32,6 +32,7 @@ from requests import RequestException
 from wardround.errors import BadData, NotPermitted, Unavailable
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records.schema import Strict, check, read_toml
+from wardround.signing.certificates import refuse_readable
 from wardround.terminal import escaped
 from wardround.web.passwords import User
 
@@ -97,6 +98,7 @@ class Provider:
 
     Raises:
         BadData: the file is not one of ours, or names files that are not there.
+        NotPermitted: others than its owner may read the client's secret.
     """
 
     def __init__(self, path: Path, redirect: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -111,7 +113,7 @@ class Provider:
         self._looked = 0.0
         self._ca = _beside(path, self.settings.ca_file) if self.settings.ca_file else None
         secret = self.settings.client_secret_file
-        self._secret = _beside(path, secret).read_text().strip() if secret else None
+        self._secret = _secret(_beside(path, secret)) if secret else None
 
     @property
     def name(self) -> str:
@@ -281,6 +283,12 @@ def _beside(path: Path, name: str) -> Path:
     if not found.is_file():
         raise BadData(f"{path}: names {found}, and there is no such file")
     return found
+
+
+def _secret(path: Path) -> str:
+    """Raises NotPermitted: others may read it."""
+    refuse_readable(path)
+    return path.read_text(encoding="utf-8").strip()
 
 
 def _hash(text: str) -> str:

@@ -46,12 +46,14 @@ log = logging.getLogger(__name__)
 class PendingUpload:
     """An update that the ledger holds without a receipt, and that may be sent.
 
-    ``file`` is the gateway's own copy, None for a closing validation. ``line_spent``: what was sent under its last line
-    is not known, so that it needs another. ``tag``: of the payload as it was measured, where this process measured it.
+    ``file`` is the gateway's own copy, None for a closing validation. ``update``: the digest that people release.
+    ``line_spent``: what was sent under its last line is not known, so that it needs another. ``tag``: of the payload as
+    it was measured, where this process measured it.
     """
 
     header: UploadHeader
     file: Path | None
+    update: str
     line_spent: bool = False
     tag: Tag | None = None
 
@@ -150,7 +152,7 @@ def record(
         file, submission, tag = made.file, made.submission, None
     with meter.taken() as methods:
         ledger.append_all([*_control(methods), entry])  # 4 and 5, in this order, with one fsync
-    return PendingUpload(_header(entry, ledger.statement(), submission), file, tag=tag)
+    return PendingUpload(_header(entry, ledger.statement(), submission), file, update, tag=tag)
 
 
 def record_control(ledger: Ledger, meter: Meter) -> None:
@@ -159,7 +161,9 @@ def record_control(ledger: Ledger, meter: Meter) -> None:
         ledger.append_all(_control(methods))
 
 
-def recorded(ledger: Ledger, upload_id: str, file: Path | None, masking: Masking | None = None) -> PendingUpload | None:
+def recorded(
+    ledger: Ledger, upload_id: str, file: Path | None, update: str, masking: Masking | None = None
+) -> PendingUpload | None:
     """The upload that the ledger holds without a receipt, to be sent again; None if there is none of that id.
 
     How much of it was sent is not known any more, so it is sent under a line of its own. One with masks is masked
@@ -181,7 +185,7 @@ def recorded(ledger: Ledger, upload_id: str, file: Path | None, masking: Masking
                 code="DECLINED_MODEL_MISMATCH",
             )
         file, submission = made.file, made.submission
-    return PendingUpload(_header(entry, ledger.statement(), submission), file, line_spent=True)
+    return PendingUpload(_header(entry, ledger.statement(), submission), file, update, line_spent=True)
 
 
 @traces.step("upload")
@@ -214,9 +218,9 @@ def send(
         interrupt.check()
         times_connected = session.times_connected
         if sent is None or sent.answered:
-            _record_resend(header, sent, ledger, policy, consent)
+            _record_resend(upload, sent, ledger, policy, consent)
         elif tries > 1:
-            _refuse_again(header, policy, consent, counted=True)
+            _refuse_again(upload, policy, consent, counted=True)
         sent = UploadTry()
         try:
             with session.use() as connection:
@@ -234,17 +238,18 @@ def send(
 
 
 def _record_resend(
-    header: UploadHeader, sent: UploadTry | None, ledger: Ledger, policy: PolicyEnforcement, consent: Consent
+    upload: PendingUpload, sent: UploadTry | None, ledger: Ledger, policy: PolicyEnforcement, consent: Consent
 ) -> None:
     """Write the line under which an upload is sent once more, if the policy allows it and the quotas have room.
 
     Args:
         sent: what was sent under the line before; None if that is not known, and then it counts for all of it.
     """
+    header = upload.header
     tries = ledger.tries(header.upload_id)
     if sent is not None:
         ledger.sent(header.upload_id, sent.payload_bytes)
-    _refuse_again(header, policy, consent, counted=False)
+    _refuse_again(upload, policy, consent, counted=False)
     if tries >= MAX_TRIES:
         policy.block(header, "the update", f"it was begun {tries} times")
         raise NotPermitted(
@@ -261,13 +266,21 @@ def _record_resend(
     log.info("round %d of `%s`: try %d", header.round, header.study, tries + 1)
 
 
-def _refuse_again(header: UploadHeader, policy: PolicyEnforcement, consent: Consent, *, counted: bool) -> None:
-    """Raises NotPermitted: as ``PolicyEnforcement.refuse_again``."""
+def _refuse_again(upload: PendingUpload, policy: PolicyEnforcement, consent: Consent, *, counted: bool) -> None:
+    """Raises NotPermitted: as ``PolicyEnforcement.refuse_again``, or people must release it by now, and did not."""
+    header = upload.header
     metrics: Sequence[str] = [name for name, _ in header.metrics]
     specs = header.manifest.specs
     if header.submission is not None:  # the masks hide what the policy is asked about
         specs, metrics = consent.upload if len(specs) > 1 else (), consent.metrics
     policy.refuse_again(header, consent, consent.reported, specs, metrics, counted=counted)
+    if policy.waits_for_people(header, upload.update):
+        policy.block(header, "the update", "[release]: people did not let it out")
+        raise NotPermitted(
+            f"by now the policy wants people to release round {header.round} of `{header.study}`; it is not sent again",
+            hint="the next round waits for them before it is sent",
+            code="DECLINED_POLICY",
+        )
 
 
 def _refuse_nonfinite(

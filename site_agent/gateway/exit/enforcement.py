@@ -319,7 +319,7 @@ class PolicyEnforcement:
         Raises:
             NotPermitted: a person rejected it.
         """
-        if not self._waits_for_a_person(attempt, update):
+        if not self.waits_for_people(attempt, update):
             return False
         key = (attempt.study, attempt.revision, attempt.round, update)
         if not self.ledger.says(lambda state: key in state.held):
@@ -330,7 +330,8 @@ class PolicyEnforcement:
             self.ledger.sign()
         return True
 
-    def _waits_for_a_person(self, attempt: RoundAttempt, update: str) -> bool:
+    def waits_for_people(self, attempt: RoundAttempt, update: str) -> bool:
+        """As ``holds``, and no line says so."""
         release = self.policy().release
         key = (attempt.study, attempt.revision, attempt.round, update)
         decision = self.ledger.release_decision(*key, release.persons)

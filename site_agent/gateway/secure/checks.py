@@ -1,6 +1,8 @@
 """When this site checks a sum: before it trains on the model that came of it, and when a person asks."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from site_agent.gateway.secure.checking import SAMPLE, WHOLE, Blockwise, Checked
 from site_agent.gateway.secure.kept import BASE, MODEL, KeptSum, KeptVectors, name_of
 from site_agent.state.consent import Consent
 from wardround.errors import BadData, NotPermitted, TryAgain, Unavailable, UsageProblem
+from wardround.local import durable
 from wardround.records import secure_round
 from wardround.records.assignment import Assignment, ModelRef
 from wardround.records.ledger.secure import MISSED, OTHER, AgreedEntry, OpenedEntry, SumCheckedEntry
@@ -34,12 +37,21 @@ class SumChecks:
     attempts: Attempts
     sums: Path
 
-    def keep(self, consent: Consent, assignment: Assignment) -> Path | None:
+    @contextmanager
+    def keeping(self, consent: Consent, assignment: Assignment) -> Iterator[Path | None]:
         """Where the model of an assignment is kept, so that this round's sum, and the last one's, can be checked with
-        it; None without secure aggregation."""
+        it; None without secure aggregation. One that came in vain goes again: there may be another in each round."""
         if not consent.is_secure or assignment.base is None:
-            return None
-        return self.attempts.model(consent.study, assignment.base.digest)
+            yield None
+            return
+        place = self.attempts.model(consent.study, assignment.base.digest)
+        had = place.exists()
+        try:
+            yield place
+        except BaseException:
+            if not had:
+                durable.remove(place)
+            raise
 
     def before_training(self, consent: Consent, assignment: Assignment, interrupt: Interrupt) -> None:
         """Check the sum of the last round that this site helped to open, if it was not checked yet: the model of
