@@ -28,7 +28,9 @@ def application(
 
     def studies(visit: Visit) -> Page:
         rows = source.studies().studies
-        return pages.studies_page(rows, {row.id: source.status(row.id) for row in rows}, source.sites())
+        return pages.studies_page(
+            rows, {row.id: source.status(row.id) for row in rows}, source.sites(), source.waiting()
+        )
 
     def study(visit: Visit) -> Page:
         name = visit.path["study"]

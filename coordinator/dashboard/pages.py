@@ -6,6 +6,7 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from coordinator.answers import SiteList, SiteRow, StudyRow
+from coordinator.journal_records import WaitingList
 from coordinator.studies.metrics import metrics_of
 from coordinator.studies.page import blocks_of
 from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
@@ -15,13 +16,17 @@ ENDS_SOON = datetime.timedelta(hours=36)  # a certificate of a week is renewed w
 IN_WORDS = {"created": "not started", "waiting": "waits for its sites"}
 
 
-def studies_page(rows: Iterable[StudyRow], statuses: Mapping[str, StudyStatus], sites: SiteList) -> Page:
+def studies_page(
+    rows: Iterable[StudyRow], statuses: Mapping[str, StudyStatus], sites: SiteList, waiting: WaitingList
+) -> Page:
     """All studies, and what needs a person."""
     listed = list(rows)
-    return Page("Studies", "Coordinator", tuple(_studies(listed, statuses, sites)))
+    return Page("Studies", "Coordinator", tuple(_studies(listed, statuses, sites, waiting)))
 
 
-def _studies(rows: list[StudyRow], statuses: Mapping[str, StudyStatus], sites: SiteList) -> Iterator[Block]:
+def _studies(
+    rows: list[StudyRow], statuses: Mapping[str, StudyStatus], sites: SiteList, waiting: WaitingList
+) -> Iterator[Block]:
     paused = [row.id for row in rows if row.state == "paused"]
     running = sum(row.state == "running" for row in rows)
     said = f"{_many(len(rows), 'study', 'studies')}, {running} running" if rows else "No study yet"
@@ -39,8 +44,17 @@ def _studies(rows: list[StudyRow], statuses: Mapping[str, StudyStatus], sites: S
             ),
             _late_claim(statuses.values()),
             _incomplete_claim(statuses.values()),
+            *_second_person_claim(waiting),
         ),
     )  # fmt: skip
+    if waiting.waiting:
+        yield Heading("Waits for a second person")
+        yield Grid(
+            ("line", "command", "proposed by", "until"),
+            tuple((str(row.proposal), row.what, row.by, _minute(row.until)) for row in waiting.waiting), numbers=(),
+        )  # fmt: skip
+        yield Paragraph("Somebody with another login gives the same command: see `coordinator second-person list`.")
+        yield Heading("All studies")
     if rows:
         columns = ("study", "state", "round", "ready", "in this round", "round ends at the latest")
         yield Grid(
@@ -81,6 +95,14 @@ def _late_claim(statuses: Iterable[StudyStatus]) -> Claim:
         if site.always_late or site.expects_to_be_late
     })  # fmt: skip
     return Claim("Late", "open" if late else "good", ", ".join(late) or "no site is late, or expects to be")
+
+
+def _second_person_claim(waiting: WaitingList) -> Iterator[Claim]:
+    """One where some commands need a second person."""
+    if waiting.waiting:
+        yield Claim("Second person", "open", _many(len(waiting.waiting), "command waits", "commands wait"))
+    elif waiting.needed_for:
+        yield Claim("Second person", "good", "no command waits for one")
 
 
 def _incomplete_claim(statuses: Iterable[StudyStatus]) -> Claim:

@@ -17,6 +17,7 @@ from coordinator.cli import dashboard as commands
 from coordinator.dashboard import pages
 from coordinator.dashboard.application import application
 from coordinator.dashboard.source import ANSWER_S, Source
+from coordinator.journal_records import WaitingList
 from coordinator.study_answers import StudyStatus
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.coordinator.conftest import WAIT_S, Place
@@ -28,6 +29,8 @@ from wardround.web import serving
 from wardround.web.guard import Guard
 from wardround.web.live import Live
 from wardround.web.passwords import Users
+
+NOTHING_WAITS = WaitingList(waiting=(), needed_for=(), config=(), lapse_s=86400)
 
 
 class Dashboard:
@@ -105,7 +108,7 @@ def test_the_service_is_asked_once_for_each_change(place: Place, dashboard: Dash
     version, pages_seen = dashboard.live.version, [browser.get("/") for _ in range(5)]
     assert dashboard.live.version == version
     assert len(pages_seen) == 5
-    assert len(asked) == 3  # studies, the study's status, sites
+    assert len(asked) == 4  # studies, the study's status, sites, what waits for a second person
 
 
 def test_a_dashboard_of_a_user_of_its_own_may_not_look_into_the_state_directory(
@@ -210,7 +213,7 @@ def row(**changes: object) -> StudyRow:
 def test_what_needs_a_person_stands_first() -> None:
     sites = SiteList(sites=(SiteRow(site="alpha", state="enrolled"),), receipt_key="k")
     paused = status(state="paused", why="the quorum was missed")
-    answer, grid = pages.studies_page([row(state="paused")], {"trial": paused}, sites).blocks
+    answer, grid = pages.studies_page([row(state="paused")], {"trial": paused}, sites, NOTHING_WAITS).blocks
     assert (answer.tone, answer.text) == ("bad", "1 study, 0 running; paused: trial.")  # type: ignore[union-attr]
     assert answer.detail == "trial: the quorum was missed"  # type: ignore[union-attr]
     assert [claim.text for claim in answer.claims] == [  # type: ignore[union-attr]
