@@ -43,7 +43,7 @@ def application(
     title = " · ".join(filter(None, ("Wardround", federation)))
     return Application(
         title, "wardround-coordinator", SECTIONS, views, users, live, secure=secure, is_ready=source.is_there,
-        provider=provider,
+        provider=provider, add_user="coordinator dashboard user add NAME",
     )  # fmt: skip
 
 

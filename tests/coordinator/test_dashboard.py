@@ -77,7 +77,7 @@ def test_studies_sites_and_rounds_are_shown_as_they_are(place: Place, dashboard:
     assert all(site in sites for site in ("alpha", "bravo", "charlie"))
     assert "each is renewed in time" in sites
     assert "404" not in browser.get("/studies/none", 404)
-    assert "There is no study `none` here." in browser.get("/studies/none", 404)
+    assert "There is no study <code>none</code> here." in browser.get("/studies/none", 404)
 
 
 def test_a_page_is_told_of_a_site_that_comes_and_of_a_service_that_goes(place: Place, dashboard: Dashboard) -> None:
@@ -257,3 +257,22 @@ def test_it_ends_while_a_page_waits_for_a_service_that_does_not_answer(tmp_path:
         for connection in held:
             connection.close()
     assert "ended while a page waits for an answer that does not come" in dashboard.tail()
+
+
+def test_where_nobody_can_log_in_it_says_what_to_type(tmp_path: Path) -> None:
+    """It was `ready`, and each log-in failed with `not known here`."""
+    told = "Nobody can log in yet. This lets somebody, and counts at once: `coordinator dashboard user add NAME`"
+    given = ("dashboard", "serve", "--users", tmp_path, "--read-socket", tmp_path / "read.sock")
+    with listen(tmp_path / "read.sock"):
+        dashboard = Service(tmp_path / "log", "coordinator", *given, "--listen", "127.0.0.1:0")
+        url = dashboard.wait_line("ready").partition(" ")[2]
+        wait_until(lambda: told in dashboard.tail(), "it says so", WAIT_S)
+        Users(tmp_path / "users.json", CHEAP).put("dana", PASSWORD, "look")
+        with urllib.request.urlopen(f"{url}/login", timeout=WAIT_S) as page:
+            assert "Nobody can log in" not in page.read().decode()
+        dashboard.stop(WAIT_S)
+        (tmp_path / "log").unlink()
+        dashboard = Service(tmp_path / "log", "coordinator", *given, "--listen", "127.0.0.1:0")
+        dashboard.wait_line("ready")
+        dashboard.stop(WAIT_S)
+    assert "Nobody can log in" not in (tmp_path / "log").read_text()
