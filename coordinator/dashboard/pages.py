@@ -50,8 +50,8 @@ def _studies(
     if waiting.waiting:
         yield Heading("Waits for a second person")
         yield Grid(
-            ("line", "command", "proposed by", "until"),
-            tuple((str(row.proposal), row.what, row.by, _minute(row.until)) for row in waiting.waiting), numbers=(),
+            ("command", "proposed by", "until", "line"),
+            tuple((row.what, row.by, _minute(row.until), str(row.proposal)) for row in waiting.waiting), numbers=(3,),
         )  # fmt: skip
         yield Paragraph("Somebody with another login gives the same command: see `coordinator second-person list`.")
         yield Heading("All studies")
