@@ -170,7 +170,7 @@ def _became(entry: JournalEntry, end: JournalEntry | None, waiting: dict[int, Wa
 
 def _told(entry: JournalEntry) -> str:
     """What an entry is about; digests by their beginning."""
-    return ", ".join(f"{name} {_short(name, value)}" for name, value in entry.about.items())
+    return ", ".join(f"{name} {_short(name, value)}" for name, value in entry.about.items() if value != "")
 
 
 def _short(name: str, value: Known) -> str:

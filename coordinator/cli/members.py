@@ -53,6 +53,8 @@ def invite(
         outputs.write(out / f"{site}.invitation", answer.invitation.encode() + b"\n", force=force, keep=[state])
         say(f"Invitation written to {out / f'{site}.invitation'}: send it to `{site}` alone, then delete it")
         say(once)
+    if len(waiting) < len(dict.fromkeys(sites)):
+        say("next: each runs `site-agent setup`, which asks for its invitation")
     for other in waiting[:-1]:
         say(other.message)
     if waiting:

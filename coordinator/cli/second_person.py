@@ -24,8 +24,11 @@ def list_(state: State, as_json: Json = False) -> None:
     if as_json:
         print_json(answer.document())
         return
+    if not answer.waiting:
+        print("no command waits for a second person")
     rows = [(str(row.proposal), row.by, row.what.replace("`", ""), row.until, said(row)) for row in answer.waiting]
-    print_table(("line", "proposed by", "command", "until (UTC)", "what the second person agrees to"), rows, WIDTH)
+    if rows:
+        print_table(("line", "proposed by", "command", "until (UTC)", "what the second person agrees to"), rows, WIDTH)
     print(f"need a second person: {', '.join(answer.needed_for) or 'no commands'}")
     if fewer := sorted({*answer.needed_for} - {*answer.config}):
         say(f"config.toml does not name these any more: {', '.join(fewer)}")

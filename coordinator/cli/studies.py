@@ -95,7 +95,8 @@ def create(
         say(f"Study `{answer.id}`, revision {answer.revision}: in each round {answer.bytes_per_round:,} bytes each way")
     if answer.not_enrolled:
         say(f"Not enrolled yet: {', '.join(answer.not_enrolled)}")
-    say(f"next: each site runs `site-agent approve {answer.id} --data NAME`")
+        say(f"next: `coordinator invite {' '.join(answer.not_enrolled)}`, if they have no invitation")
+    say(f"{'then' if answer.not_enrolled else 'next'}: each site runs `site-agent approve {answer.id} --data NAME`")
     say(f"then: `coordinator study start {answer.id}`")
 
 

@@ -11,6 +11,7 @@ from coordinator.studies.metrics import metrics_of
 from coordinator.studies.page import blocks_of
 from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
 from wardround.pages.blocks import Answer, Block, Claim, Grid, Heading, Page, Paragraph, Tone
+from wardround.terminal import many
 
 ENDS_SOON = datetime.timedelta(hours=36)  # a certificate of a week is renewed when half of it is over
 IN_WORDS = {"created": "not started", "waiting": "waits for its sites"}
@@ -29,7 +30,7 @@ def _studies(
 ) -> Iterator[Block]:
     paused = [row.id for row in rows if row.state == "paused"]
     running = sum(row.state == "running" for row in rows)
-    said = f"{_many(len(rows), 'study', 'studies')}, {running} running" if rows else "No study yet"
+    said = f"{many(len(rows), 'study', 'studies')}, {running} running" if rows else "No study yet"
     if paused:
         said += f"; paused: {', '.join(paused)}"
     tone: Tone = "bad" if paused else "good" if running else "plain"
@@ -100,7 +101,7 @@ def _late_claim(statuses: Iterable[StudyStatus]) -> Claim:
 def _second_person_claim(waiting: WaitingList) -> Iterator[Claim]:
     """One where some commands need a second person."""
     if waiting.waiting:
-        yield Claim("Second person", "open", _many(len(waiting.waiting), "command waits", "commands wait"))
+        yield Claim("Second person", "open", many(len(waiting.waiting), "command waits", "commands wait"))
     elif waiting.needed_for:
         yield Claim("Second person", "good", "no command waits for one")
 
@@ -143,7 +144,7 @@ def _sites(sites: SiteList, now: datetime.datetime) -> Iterator[Block]:
     copied = [row.site for row in sites.sites if row.certificate_fork_since or row.copied_since]
     ending = [row.site for row in enrolled if _ends_soon(row, now)]
     tone: Tone = "bad" if copied else "open" if ending or len(there) < len(enrolled) else "good"
-    said = f"{len(there)} of {_many(len(enrolled), 'site')} connected" if enrolled else "No site has joined yet"
+    said = f"{len(there)} of {many(len(enrolled), 'site')} connected" if enrolled else "No site has joined yet"
     yield Answer(
         tone, f"{said}.", "", (
             Claim(
@@ -178,7 +179,3 @@ def _ends_soon(row: SiteRow, now: datetime.datetime) -> bool:
 def _minute(text: str | None) -> str:
     """A time as people read it: to the minute, UTC."""
     return f"{text[:10]} {text[11:16]} UTC" if text else ""
-
-
-def _many(count: int, what: str, several: str = "") -> str:
-    return f"{count} {what if count == 1 else several or what + 's'}"

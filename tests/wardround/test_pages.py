@@ -90,7 +90,7 @@ def test_the_templates_lie_in_the_package() -> None:
     """They are data of the package: a wheel without them would make no report."""
     folder = files("wardround.pages") / "templates"
     assert {entry.name for entry in folder.iterdir()} == {
-        "page.html", "style.css", "web.html", "web.css", "form.html", "live.js", "icon.svg"
+        "page.html", "style.css", "web.html", "web.css", "form.html", "prose.html", "live.js", "icon.svg"
     }  # fmt: skip
     assert rendering.template("page.html").count("<html") == 1
 

@@ -14,7 +14,6 @@ from wardround.terminal import escaped
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-    from markupsafe import Markup
 
 _CODE = re.compile(r"(?:(?<=[\s(\[;:,/=])|^)`([^`]+)`(?![\w`])")
 
@@ -65,19 +64,16 @@ def _environment() -> "Environment":
         loader=FunctionLoader(template), autoescape=True, undefined=StrictUndefined, finalize=_shown,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    environment.filters["prose"] = _prose
+    environment.filters["parts"] = _parts
     return environment
 
 
-def _prose(text: str) -> "Markup":
-    """A sentence as a page shows it: what stands in backticks is set as code, without them; all of it is escaped.
+def _parts(text: str) -> list[str]:
+    """A sentence as a page shows it, cut at its code: text, code, text, and so on, without the backticks.
 
     Backticks within a word stay, so that a stranger's name that has some is shown as it is.
     """
-    from markupsafe import Markup
-
-    parts = _CODE.split(_shown(text))
-    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+    return _CODE.split(_shown(text))
 
 
 def _shown(value: Any) -> Any:
