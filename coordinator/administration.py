@@ -115,7 +115,8 @@ class Administration:
         self._engine.tell_watchers()
         return row
 
-    def _waiting(self) -> WaitingList:
+    def waiting(self) -> WaitingList:
+        """What waits for a second person, and which commands need one."""
         terms = self._journal.terms(self._wanted)
         return WaitingList(
             waiting=tuple(map(waiting_row, self._journal.waiting(terms.lapse_s))), lapse_s=terms.lapse_s,
@@ -165,7 +166,7 @@ class Administration:
                 self.studies.status(request.study)
                 return Noted(federation=self._context.config.federation)
             case requests.ListWaiting():
-                return self._waiting()
+                return self.waiting()
             case requests.ApplySecondPerson():
                 return SecondPersonApplied(
                     needed_for=tuple(sorted(self._wanted.commands)), lapse_s=self._wanted.lapse_s

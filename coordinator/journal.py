@@ -86,7 +86,7 @@ class Journal:
             same = [one for one in proposed if (one.act, one.about) == (act, about) and one.counts(now)]
             if same:
                 did, again = f"proposed {same[0].text}", "somebody with another login gives the same command"
-                together([one.by for one in same], by, 2, did, again, wants="config.toml wants")
+                together([one.by for one in same], by, 2, did, again, wants="this needs")
                 return self._append(session, by, act, "begun", {**about, "proposal": same[-1].number})
             number = self._append(session, by, act, "proposed", about)
         beside = [_beside(one, about, now) for one in proposed if same_subject(one, act, about)]
@@ -238,15 +238,22 @@ def _newest_first(session: Session, act: str = "") -> Iterator[JournalEntry]:
     Raises:
         BadData: a line is none.
     """
-    table = tables.JournalLine
-    chosen = sa.select(table.number, table.line).order_by(table.number.desc())
-    if act:
-        chosen = chosen.where(table.line.contains(f'"act":"{act}"', autoescape=True))
-    for number, line in session.execute(chosen.execution_options(yield_per=PAGE)):
-        try:
-            yield JournalEntry.model_validate(canonical.loads(line.encode()))
-        except (BadData, ValidationError):
-            raise BadData(f"line {number} of the journal is no entry of one") from None
+    table, below = tables.JournalLine, None
+    while True:
+        chosen = sa.select(table.number, table.line).order_by(table.number.desc()).limit(PAGE)
+        if act:
+            chosen = chosen.where(table.line.contains(f'"act":"{act}"', autoescape=True))
+        if below is not None:
+            chosen = chosen.where(table.number < below)
+        page = session.execute(chosen).all()
+        for number, line in page:
+            try:
+                yield JournalEntry.model_validate(canonical.loads(line.encode()))
+            except (BadData, ValidationError):
+                raise BadData(f"line {number} of the journal is no entry of one") from None
+        if len(page) < PAGE:
+            return
+        below = page[-1].number
 
 
 def _recorded_terms(session: Session) -> Terms:

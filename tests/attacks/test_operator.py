@@ -157,7 +157,7 @@ def test_one_person_is_two(place: Place, again: dict[str, Any]) -> None:
     with pytest.raises(UsageProblem) as refused:
         place.ask("revoke", site="alpha", by=again)
     assert refused.value.message.endswith(
-        "has proposed `coordinator revoke`, site alpha already; config.toml wants 2 different people"
+        "has proposed `coordinator revoke`, site alpha already; this needs 2 different people"
     )
     assert refused.value.hint == "somebody with another login gives the same command"
     assert [row["site"] for row in place.ask("sites")["sites"]] == ["alpha"]

@@ -8,11 +8,13 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
+from coordinator import journal
 from coordinator.acts import READING
 from coordinator.cli.asking import Waits
 from coordinator.cli.main import app
 from coordinator.dashboard.pages import studies_page
 from coordinator.journal_records import WaitingList
+from coordinator.monitoring import WAITING, families
 from coordinator.second_person import COMMANDS, NOT_BY_DEFAULT, SecondPerson, Terms
 from coordinator.state_directory import Config
 from coordinator.storage import tables
@@ -159,6 +161,42 @@ def test_the_dashboard_shows_what_waits(place: Place) -> None:
     assert claims["Second person"] == "1 command waits"
     (grid,) = [block for block in page.blocks if hasattr(block, "rows")]
     assert grid.rows[0][:2] == ("`coordinator revoke`, site alpha", "anna")
+
+
+def test_a_long_journal_is_read_page_by_page(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "PAGE", 2)
+    two(place, "revoke")
+    place.ask("revoke", site="alpha", by=ANNA)
+    for site in ("bravo", "charlie", "delta"):
+        place.invite(site)
+    place.ask("revoke", site="bravo", by=BERT)
+    assert [row["about"]["site"] for row in waiting(place)] == ["alpha", "bravo"]
+    assert place.ask("waiting")["needed_for"] == ["revoke"]
+    configure(place, None)
+    assert place.ask("revoke", site="bravo", by=CARL)["was_enrolled"] is False
+
+
+def test_metrics_count_what_waits(place: Place) -> None:
+    two(place, "revoke")
+    place.ask("revoke", site="alpha", by=ANNA)
+    told = dict(families(place.coordinator.administration, place.coordinator.context))
+    assert told[WAITING] == {(): 1}
+
+
+def test_where_nothing_waits_the_list_says_so_without_a_table(place: Place) -> None:
+    told = command(place, 5001, "second-person", "list").stdout
+    assert told == "no command waits for a second person\nneed a second person: no commands\n"
+
+
+def test_the_sites_that_are_not_enrolled_are_invited_before_they_approve(place: Place) -> None:
+    study = place.state.root.parent / "study.json"
+    study.write_text(json.dumps(study_document()))
+    said = command(place, 5001, "study", "create", study, "--initial", place.initial).stderr
+    assert (
+        "Not enrolled yet: alpha, bravo, charlie\n"
+        "next: `coordinator invite alpha bravo charlie`, if they have no invitation\n"
+        "then: each site runs `site-agent approve trial --data NAME`\n"
+    ) in said
 
 
 def test_a_waiting_page_hears_of_a_proposal(place: Place) -> None:
