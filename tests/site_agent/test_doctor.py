@@ -90,7 +90,7 @@ def test_the_command_prints_cause_and_fix_and_exits_78(
     lines = done.output.splitlines()
     at = lines.index(f"problem  port: nobody listens at {well.coordinator.address}")
     assert lines[at + 1] == "         fix: is the coordinator running? ask its operator"
-    assert lines[-1].startswith("1 problems, ")
+    assert lines[-1].startswith("1 problem, ")
     found = json.loads(CliRunner().invoke(main.app, [*give, "--json"]).output)["findings"]
     assert {"about", "state", "text", "fix"} == set(found[0])
 
