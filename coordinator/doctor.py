@@ -17,10 +17,12 @@ from importlib.util import find_spec
 from coordinator.answers import SiteList, SiteRow, StudyList, StudyRow
 from coordinator.member_answers import AuthorityStatus
 from coordinator.members.authority import Authority
+from coordinator.second_person import SecondPerson, refuse_nobody
 from coordinator.state_directory import State, split_address
 from wardround import checkup
 from wardround.checkup import Finding, of_error, ok, problem, warning
-from wardround.errors import WardroundError
+from wardround.errors import NotPermitted, WardroundError
+from wardround.local.person import Person, who
 from wardround.terminal import many
 
 INSTALLED = ("wardround", "grpcio", "protobuf", "cryptography", "sqlalchemy", "torch")
@@ -60,6 +62,8 @@ def examine(place: State, answers: Answers, now_s: Callable[[], float] = time.ti
     yield checkup.temporary()
     yield checkup.clock(now, None, checkup.is_synchronized())
     yield signing(authority, now)
+    if config.second_person is not None:
+        yield two_people(config.second_person, who(), place.root.stat().st_uid)
     yield port(config.address) if runs.state != checkup.OK else reached(config.address, authority.pem)
     yield from _known(place, answers, now)
 
@@ -94,6 +98,16 @@ def signing(authority: Authority, now: datetime.datetime) -> Finding:
     end = authority.signing.certificate.not_valid_after_utc
     fix = "`coordinator authority request`, then sign it with the root's file and `install` it"
     return checkup.ending("authority", end, now, RENEW, fix)
+
+
+def two_people(wanted: SecondPerson, by: Person, service: int) -> Finding:
+    """Whether whoever looks could be one of two people. ``service``: the uid of the coordinator's account."""
+    needed = f"{many(len(wanted.acts), 'command')} need two people"
+    try:
+        refuse_nobody(by, "restore", service)
+    except NotPermitted as error:
+        return warning("second person", f"{needed}; nobody can tell who gives this one, so none of them", error.hint)
+    return ok("second person", f"{needed}; you are {by.text}")
 
 
 def port(address: str) -> Finding:

@@ -114,17 +114,22 @@ class Journal:
 
     def terms(self, config: Terms) -> Terms:
         """Which commands need a second person now: those of the configuration, and those that two people agreed to."""
-        with self._store.read() as session:
-            return config.with_all_of(_recorded_terms(session))
+        return config.with_all_of(self._recorded())
 
     def keep_terms(self, by: Person, config: Terms) -> Terms:
         """``terms``, which are in the journal from now on if they were not."""
+        if (now := config.with_all_of(recorded := self._recorded())) == recorded:
+            return now
         with self._store.write() as session:
             recorded = _recorded_terms(session)
             now = config.with_all_of(recorded)
-            if now != recorded and now.commands:
+            if now != recorded:
                 self._append(session, by, TERMS, "done", now.known())
         return now
+
+    def _recorded(self) -> Terms:
+        with self._store.read() as session:
+            return _recorded_terms(session)
 
     def waiting(self, lapse_s: int) -> list[Proposal]:
         """The proposals that wait for a second person, the oldest first."""

@@ -54,7 +54,7 @@ def invite(
         say(f"Invitation written to {out / f'{site}.invitation'}: send it to `{site}` alone, then delete it")
         say(once)
     if len(waiting) < len(dict.fromkeys(sites)):
-        say("next: each runs `site-agent setup`, which asks for its invitation")
+        say("next: at the hospital, `site-agent setup` asks for the invitation")
     for other in waiting[:-1]:
         say(other.message)
     if waiting:

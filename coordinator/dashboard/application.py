@@ -22,9 +22,9 @@ SECTIONS = (("Studies", "/"), ("Sites", "/sites"))
 
 def application(
     federation: str, source: Source, users: Users, live: Live, *, secure: bool = False,
-    provider: "Provider | None" = None,
+    provider: "Provider | None" = None, add_user: str = "coordinator dashboard user add NAME",
 ) -> Application:  # fmt: skip
-    """The dashboard of one coordinator."""
+    """The dashboard of one coordinator. ``add_user``: the command that lets somebody log in."""
 
     def studies(visit: Visit) -> Page:
         rows = source.studies().studies
@@ -43,7 +43,7 @@ def application(
     title = " · ".join(filter(None, ("Wardround", federation)))
     return Application(
         title, "wardround-coordinator", SECTIONS, views, users, live, secure=secure, is_ready=source.is_there,
-        provider=provider, add_user="coordinator dashboard user add NAME",
+        provider=provider, add_user=add_user,
     )  # fmt: skip
 
 
@@ -59,10 +59,12 @@ def run(state: Path | None, socket: Path, users: Users, place: Place, provider: 
         Unavailable: it cannot listen there.
     """
     federation = str(read_toml(state / directory.COORDINATOR).get("federation", "")) if state is not None else ""
+    add_user = "coordinator dashboard user add NAME" + (" --users DIR" if state is None else "")
     live = Live()
     source = Source(socket, live)
     source.watch()
     try:
-        serve(place, application(federation, source, users, live, secure=place.secure, provider=provider), live)
+        made = application(federation, source, users, live, secure=place.secure, provider=provider, add_user=add_user)
+        serve(place, made, live)
     finally:
         source.end()

@@ -261,7 +261,7 @@ def test_it_ends_while_a_page_waits_for_a_service_that_does_not_answer(tmp_path:
 
 def test_where_nobody_can_log_in_it_says_what_to_type(tmp_path: Path) -> None:
     """It was `ready`, and each log-in failed with `not known here`."""
-    told = "Nobody can log in yet. This lets somebody, and counts at once: `coordinator dashboard user add NAME`"
+    told = "This lets somebody, and counts at once: `coordinator dashboard user add NAME --users DIR`"
     given = ("dashboard", "serve", "--users", tmp_path, "--read-socket", tmp_path / "read.sock")
     with listen(tmp_path / "read.sock"):
         dashboard = Service(tmp_path / "log", "coordinator", *given, "--listen", "127.0.0.1:0")

@@ -18,6 +18,7 @@ from coordinator.cli.main import app
 from coordinator.doctor import Answers, examine
 from coordinator.member_answers import AuthorityStatus
 from coordinator.members.authority import Authority
+from coordinator.second_person import SecondPerson
 from coordinator.state_directory import State
 from tests.coordinator.conftest import Place
 from tools.world import free_port
@@ -25,6 +26,7 @@ from wardround.checkup import OK, PROBLEM, WARNING, Finding
 from wardround.errors import NeedsPerson
 from wardround.local import control
 from wardround.local.durable import StateLock
+from wardround.local.person import Account, Person
 
 NOW = datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
 DAY_S = 86400
@@ -189,3 +191,13 @@ def test_studies_that_do_not_go_on(made: State) -> None:
     assert of(findings, "study waiting").state == WARNING
     assert not [one for one in findings if one.about == "study running"]
     assert "sites that have not renewed since the newest root came: bravo" in of(findings, "authority").text
+
+
+def test_whoever_cannot_be_one_of_two_people_is_told_so() -> None:
+    wanted = SecondPerson(acts=("revoke", "invite"))
+    nobody = doctor.two_people(wanted, Person("wardround", 990, "account", Account("wardround", 990)), 990)
+    assert (nobody.state, nobody.about) == (WARNING, "second person")
+    assert nobody.text == "2 commands need two people; nobody can tell who gives this one, so none of them"
+    assert nobody.fix == "log in with an account of your own, and give the command with sudo or pkexec"
+    anna = doctor.two_people(wanted, Person("anna", 1001, "loginuid", Account("wardround", 990)), 990)
+    assert (anna.state, anna.text) == (OK, "2 commands need two people; you are anna (loginuid), as wardround")

@@ -217,6 +217,37 @@ def test_a_models_export_is_in_the_journal_and_can_need_a_second_person(place: P
     assert lines(place)[-2]["about"]["model_digest"] == "ab" * 32
 
 
+def test_a_model_is_written_for_the_second_person_alone(place: Place, tmp_path: Path) -> None:
+    two(place, "models export")
+    sites = place.begin(rounds=1)
+    for _ in ("the round", "the closing round"):
+        for site in sites:
+            site.answer(site.next_assignment())
+    place.until(lambda status: status["state"] == "finished")
+    give = ("models", "export", "trial", "--model", "latest", "--out", tmp_path / "model")
+    assert isinstance(command(place, 5001, *give).exception, Waits)
+    assert not (tmp_path / "model").exists()
+    assert command(place, 5002, *give).exit_code == 0
+    assert (tmp_path / "model" / "model.safetensors").exists()
+
+
+def test_no_key_is_written_before_the_second_person(place: Place, tmp_path: Path) -> None:
+    two(place, "authority export-root")
+    secret, out = tmp_path / "passphrase", tmp_path / "root.pem"
+    secret.write_text("four words that rhyme\n")
+    secret.chmod(0o600)
+    give = ("authority", "export-root", "--out", out, "--passphrase", secret)
+    assert isinstance(command(place, 5001, *give).exception, Waits)
+    assert not out.exists()
+    done = command(place, 5002, *give)
+    assert done.exit_code == 0, done.exception
+    assert out.exists()
+    assert events(place)[1:4] == [
+        ("authority-export-root", "proposed", "5001"), ("authority-export-root", "begun", "5002"),
+        ("authority-export-root", "done", "5002"),
+    ]  # fmt: skip
+
+
 def test_fewer_commands_need_two_people_and_more_need_none(place: Place) -> None:
     """As with a site's policy: what was agreed to stays until two agree to less, whatever the file says."""
     two(place, "revoke", "invite")
