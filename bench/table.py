@@ -33,6 +33,7 @@ def plots(found: Sequence[Measured], folder: Path) -> None:
     """Seconds of a round against model size, and against the number of sites; nothing where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator, StrMethodFormatter
     except ImportError:
         print("no plots: matplotlib is not installed")
         return
@@ -56,6 +57,10 @@ def plots(found: Sequence[Measured], folder: Path) -> None:
         for title, points, key in series:
             if len(points) > 1:
                 axes.loglog([x for x, _ in points], [one[key] for _, one in points], marker="o", label=title)
+        measured = sorted({x for _, points, _ in series for x, _ in points})
+        axes.set_xticks(measured, [f"{x:.1g}" if x < 1 else f"{x:.0f}" for x in measured])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.set_xlabel(label)
         axes.set_ylabel("seconds a round, median")
         axes.grid(visible=True, which="both", alpha=0.3)

@@ -1,19 +1,25 @@
 """Which commands change something, so that the operator's journal has them: what each is about, and what it came to."""
 
 import hashlib
+from collections.abc import Callable
+from pathlib import Path
 
 from coordinator import requests
 from coordinator.answers import Answer, InvitationMade, Revoked, SnapshotMade, StudyCreated, StudyRenewed
-from coordinator.journal_records import Known
+from coordinator.context import Context
+from coordinator.journal_records import Known, SecondPersonApplied
 from coordinator.member_answers import RolledOver
+from coordinator.second_person import Terms
+from coordinator.storage import tables
 from coordinator.study_answers import StudyStatus
 from coordinator.summary_answers import SummaryCreated
 from wardround.signing import canonical
+from wardround.tensors.files import TensorFile
 
 READING = (
     requests.ListSites, requests.ShowAuthority, requests.CopyReceipts, requests.ListStudies, requests.ShowStatus,
     requests.ShowFits, requests.ShowReport, requests.FollowStudy, requests.ListSummaries, requests.ShowSummary,
-    requests.CopyJournal,
+    requests.CopyJournal, requests.ListWaiting, requests.WatchAll,
 )  # fmt: skip
 
 
@@ -38,9 +44,39 @@ def about(request: requests.Request) -> dict[str, Known] | None:
             return {"anyway": anyway}
         case requests.CloseSummary(name=name):
             return {"name": name}
+        case requests.NoteModelExport(study=study, round=made_by, model_digest=digest, site=site):
+            return {"study": study, "round": made_by, "model_digest": digest, "of_site": site}
+        case requests.TakeBack(number=number):
+            return {"proposal": number}
     if isinstance(request, READING):
         return None
     return {"study": request.study} if isinstance(request, requests.StudyRequest) else {}
+
+
+def bound(request: requests.Request, context: Context, revision: Callable[[str], int]) -> dict[str, Known]:
+    """What two people must agree in beside ``about``: the tensors that lie in files, and what the command meets now.
+
+    Args:
+        revision: of a study that is here. It raises BadData for any other.
+
+    Raises:
+        BadData: there is no such study; or the tensors cannot be read.
+    """
+    known: dict[str, Known] = {}
+    if isinstance(request, requests.StudyRequest):
+        known["revision"] = revision(request.study)
+    if isinstance(request, requests.EditStudy):
+        known["all_rounds"] = request.rounds
+    if isinstance(request, requests.CreateStudy | requests.EditStudy) and request.initial is not None:
+        with TensorFile(Path(request.initial)) as tensors:
+            known["initial_digest"] = tensors.manifest().digest()
+    if isinstance(request, requests.Invite | requests.Revoke):
+        with context.store.read() as session:
+            row = session.get(tables.Site, request.site)
+        known["enrolled"] = row is not None and row.revoked_s is None
+    if isinstance(request, requests.ApplySecondPerson):
+        known |= Terms.of(context.config.second_person).known()
+    return known
 
 
 def came_to(answer: Answer) -> dict[str, Known]:
@@ -61,6 +97,8 @@ def came_to(answer: Answer) -> dict[str, Known]:
             return {"models": len(models), "uploads": len(uploads)}
         case SummaryCreated(digest=digest, new=new):
             return {"digest": digest, "new": new}
+        case SecondPersonApplied(needed_for=needed_for, lapse_s=lapse_s):
+            return Terms(frozenset(needed_for), lapse_s).known()
     return {}
 
 

@@ -10,13 +10,14 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from coordinator import authority_commands, backups, journal, reading, requests
-from coordinator.acts import about, came_to
-from coordinator.answers import Answer, Changed, InvitationMade, Revoked, SiteList, SiteRow
+from coordinator.acts import about, bound, came_to
+from coordinator.answers import Answer, Changed, InvitationMade, Revoked, SiteList, SiteRow, StudyRenewed
 from coordinator.context import Context
-from coordinator.journal import Journal
-from coordinator.journal_records import JournalCopied, JournalText
+from coordinator.journal import Journal, Waits, waiting_row
+from coordinator.journal_records import JournalCopied, JournalText, SecondPersonApplied, WaitingList, WaitingRow
 from coordinator.member_answers import Noted, ReceiptsCopied, RolledOver
 from coordinator.requests import Request, request_from
+from coordinator.second_person import Terms, refuse_nobody
 from coordinator.storage import tables
 from coordinator.studies.state import ENDED
 from coordinator.study_answers import StudyStatus
@@ -53,6 +54,7 @@ class Administration:
         self._store = context.store
         self._summaries = Summaries(context.store, context.wall_clock)
         self._journal = Journal(context.store, context.wall_clock)
+        self._wanted = Terms.of(context.config.second_person)
         self._after_revoke = after_revoke
         self.studies = StudyCommands(context, undecided)
 
@@ -70,15 +72,59 @@ class Administration:
         return self.answer(request, lambda item: progress(item.document()), by).document()
 
     def answer(self, request: Request, progress: Progress, by: Person) -> Answer:
-        """Do one command that ``by`` gave. One that changes something is in the operator's journal, before it acts."""
+        """Do one command that ``by`` gave. One that changes something is in the operator's journal, before it acts.
+
+        Where it needs a second person, the first one's answer is ``Proposed``, and nothing is done.
+
+        Raises:
+            NotPermitted: it needs a second person, and nobody can tell which person ``by`` is.
+            UsageProblem: it needs a second person, and ``by`` is the first.
+            WardroundError: what the command itself raises.
+        """
         if (told := about(request)) is None:
             return self._do(request, progress)
-        with self._journal.act(by, request.command, told) as act:
-            answer = self._do(request, progress)
+        terms = self._journal.keep_terms(by, self._wanted)
+        if isinstance(request, requests.TakeBack):
+            return self._taken_back(request.number, by, terms)
+        second = terms if terms.need(request.command) else None
+        if second is not None:
+            refuse_nobody(by, request.command, self._context.state.root.stat().st_uid)
+            told |= bound(request, self._context, lambda study: self.studies.status(study).revision)
+        begun = self._journal.begin(by, request.command, told, second)
+        if second is not None:
+            self._engine.tell_watchers()
+        if isinstance(begun, Waits):
+            return begun.answer
+        with self._journal.under_way(by, request.command, begun) as act:
+            answer = self._do(request, progress, str(told.get("initial_digest", "")))
             act.result = came_to(answer)
         return answer
 
-    def _do(self, request: Request, progress: Progress) -> Answer:
+    def renew_restored(self, study: str, by: Person) -> StudyRenewed:
+        """Renew a study of a backup, as a part of its restore: what that needed, it has had."""
+        request = requests.RenewStudy(study=study)
+        begun = self._journal.begin(by, request.command, {"study": study})
+        assert isinstance(begun, int), "it needs no second person"
+        with self._journal.under_way(by, request.command, begun) as act:
+            renewed = self.studies.renew(study)
+            act.result = came_to(renewed)
+        return renewed
+
+    def _taken_back(self, number: int, by: Person, terms: Terms) -> WaitingRow:
+        row = waiting_row(self._journal.take_back(by, number, terms.lapse_s))
+        self._engine.tell_watchers()
+        return row
+
+    def waiting(self) -> WaitingList:
+        """What waits for a second person, and which commands need one."""
+        terms = self._journal.terms(self._wanted)
+        return WaitingList(
+            waiting=tuple(map(waiting_row, self._journal.waiting(terms.lapse_s))), lapse_s=terms.lapse_s,
+            needed_for=tuple(sorted(terms.commands)), config=tuple(sorted(self._wanted.commands)),
+        )  # fmt: skip
+
+    def _do(self, request: Request, progress: Progress, initial: str = "") -> Answer:
+        """``initial``: the digest of the initial tensors to which two people agreed; "" where nobody had to."""
         match request:
             case requests.Invite():
                 return self.invite(request.site, request.expires_s)
@@ -99,7 +145,7 @@ class Administration:
             case requests.RollOver():
                 return self.rollover(request.site, request.ledger)
             case requests.CreateStudy():
-                return self.studies.create(request.document, request.initial, request.public_data)
+                return self.studies.create(request.document, request.initial, request.public_data, initial)
             case requests.StartStudy():
                 return self.studies.start(request.study)
             case requests.StopStudy():
@@ -107,7 +153,7 @@ class Administration:
             case requests.RenewStudy():
                 return self.studies.renew(request.study)
             case requests.EditStudy():
-                return self.studies.edit(request)
+                return self.studies.edit(request, initial)
             case requests.ArchiveStudy():
                 return self.studies.archive(request.study)
             case requests.ListStudies():
@@ -116,7 +162,16 @@ class Administration:
                 return self._copy_journal(progress)
             case requests.MakeSnapshot():
                 return backups.snapshot(self._context)
-            case requests.NoteExport():
+            case requests.NoteModelExport():
+                self.studies.status(request.study)
+                return Noted(federation=self._context.config.federation)
+            case requests.ListWaiting():
+                return self.waiting()
+            case requests.ApplySecondPerson():
+                return SecondPersonApplied(
+                    needed_for=tuple(sorted(self._wanted.commands)), lapse_s=self._wanted.lapse_s
+                )
+            case requests.NoteExport() | requests.NoteRootExport():
                 return Noted(federation=self._context.config.federation)
             case requests.ShowStatus():
                 return self.studies.status(request.study)

@@ -20,8 +20,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from coordinator.answers import SnapshotMade
-from coordinator.context import Context, raise_fatal
-from coordinator.creation import RUNS
+from coordinator.context import Context
 from coordinator.state_directory import Config, State, Storage, keep_password, write_config
 from coordinator.storage import database, tables
 from coordinator.storage.blobs import SUFFIX, Blobs, DamagedModel, is_whole
@@ -31,7 +30,7 @@ from wardround import __version__
 from wardround.errors import BadData, UsageProblem
 from wardround.local import directory
 from wardround.local.directory import quoted
-from wardround.local.durable import StateLock, make_folder, move, remove, write_file
+from wardround.local.durable import make_folder, move, remove, write_file
 from wardround.local.half_written import is_half_written
 from wardround.records.schema import Strict, check, read_toml
 from wardround.tensors.manifests import CHUNK
@@ -136,8 +135,8 @@ def put_back(backup: Path, state: State, storage: Storage = Storage(), password:
             f"{state.root} is there already; nothing was changed",
             hint=f"keep it aside first: `mv {quoted(state.root)} {quoted(state.root)}.old`",
         )
-    contents = _whole_contents(backup)
-    config = check(Config, read_toml(backup / SETTINGS), str(backup / SETTINGS))
+    contents = whole_contents(backup)
+    config = settings(backup)
     make_folder(state.root)
     write_file(mark, b"`coordinator restore` was cut off: give the command again\n")
     for path in state.root.iterdir():
@@ -185,17 +184,12 @@ def _put_back_database(state: State, storage: Storage, backup_s: int) -> None:
         remove(state.database)
 
 
-def going_on(state: State) -> list[str]:
-    """The studies of a state directory that have begun and not ended."""
-    with StateLock(state.root, "coordinator restore"):
-        context = Context(state, wall_clock=time.time, monotonic=time.monotonic, fatal=raise_fatal)
-        try:
-            return [study.name for study in context.engine.studies() if study.state.phase in RUNS]
-        finally:
-            context.close()
+def settings(backup: Path) -> Config:
+    """The configuration in a backup. Raises BadData: it is none."""
+    return check(Config, read_toml(backup / SETTINGS), str(backup / SETTINGS))
 
 
-def _whole_contents(backup: Path) -> Contents:
+def whole_contents(backup: Path) -> Contents:
     """The list of a backup, each of whose files is there and whole.
 
     Raises:

@@ -6,6 +6,7 @@ The service builds its gRPC server on it (``coordinator.server``), the commands 
 
 from collections.abc import Callable
 
+from coordinator.journal import Journal
 from coordinator.members import keys
 from coordinator.members.authority import Authority
 from coordinator.members.certificate_status import CertificateStatus
@@ -15,7 +16,7 @@ from coordinator.state_directory import State
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.database import Store
 from coordinator.studies.engine import Engine
-from wardround.errors import WardroundError
+from wardround.errors import NeedsPerson, WardroundError
 
 
 class Context:
@@ -26,7 +27,8 @@ class Context:
         fatal: called with an error after which the process must end.
 
     Raises:
-        NeedsPerson: no coordinator here, or its database is damaged or of another version.
+        NeedsPerson: no coordinator here, or its database is damaged or of another version, or a restore of it is not
+            finished.
         LedByAnother: another coordinator leads on its database.
         BadData: its keys or configuration are not valid.
     """
@@ -39,8 +41,13 @@ class Context:
         monotonic: Callable[[], float],
         fatal: Callable[[BaseException], None],
         store: Store | None = None,
+        finishes_restore: bool = False,
     ) -> None:
-        """``store``: its database, if this process leads on it already."""
+        """
+        Args:
+            store: its database, if this process leads on it already.
+            finishes_restore: it is opened to finish a restore, which nobody else may before that is done.
+        """
         self.state = state
         self.config = state.config()
         self.wall_clock = wall_clock
@@ -50,6 +57,13 @@ class Context:
         try:
             if self.store.shared:
                 keys.refuse_others(self.store, self.receipt_key.public_key(), self.authority)
+            if not finishes_restore and Journal(self.store, wall_clock).unfinished_restore() is not None:
+                raise NeedsPerson(
+                    f"{state.root} was restored from a backup, and that is not finished: it waits for a second person, "
+                    "or was cut off",
+                    hint="`coordinator restore` with the same backup and --state goes on; where it waits, somebody "
+                    "with another login gives it",
+                )
             state.refuse_unmounted(self.config.storage)
             self.blobs = Blobs(state.blob_folder(self.config.storage), state.objects(self.config.storage))
             self.blobs.sweep()

@@ -30,18 +30,21 @@ MAX_MANIFEST = rpc.MAX_STRUCTURED - 128 * 1024  # an upload's opening has a ledg
 RUNS = (Phase.WAITING, Phase.RUNNING, Phase.PAUSED)
 
 
-def create(context: Context, file: ResolvedStudy, initial: Path, public_data: Path | None) -> StudyCreated:
+def create(
+    context: Context, file: ResolvedStudy, initial: Path, public_data: Path | None, agreed: str = ""
+) -> StudyCreated:
     """Offer a resolved study to its sites. With exactly the content that is known here, nothing changes.
 
     Args:
         initial: the initial shared tensors, a safetensors file.
         public_data: the public data set, where the coordinator distills on it.
+        agreed: the digest of the initial tensors to which two people agreed; "" where nobody had to.
 
     Raises:
         NeedsPerson: a study of that name goes on, or with secure aggregation a site has not enrolled.
         NotPermitted: a plug-in would run here that the configuration does not allow.
-        BadData: the tensors are not finite float32, what distilling needs is missing, or a plug-in that would run here
-            is not installed.
+        BadData: the tensors are not finite float32, or not the agreed ones; what distilling needs is missing, or a
+            plug-in that would run here is not installed.
         TryAgain: another command created a study of that name at the same time.
     """
     refuse_unready(context, file, public_data)
@@ -58,6 +61,7 @@ def create(context: Context, file: ResolvedStudy, initial: Path, public_data: Pa
                 hint=f"`coordinator study edit {present.name} FILE` makes it in one step; the sites must approve it",
             )
         manifest = context.blobs.keep_model(tensors, _label("initial", file))
+    _refuse_others(manifest, agreed, initial)
     return _created(context, add(context, file, manifest), new=True)
 
 
@@ -67,12 +71,14 @@ def refuse_unready(context: Context, file: ResolvedStudy, public_data: Path | No
     public_data_sets.prepare(file, context.blobs, public_data)
 
 
-def keep_initial(context: Context, file: ResolvedStudy, initial: Path) -> Manifest:
-    """Make the initial tensors of a new revision durable. Raises as ``create``."""
+def keep_initial(context: Context, file: ResolvedStudy, initial: Path, agreed: str = "") -> Manifest:
+    """Make the initial tensors of a new revision durable. ``agreed``, and what it raises: as of ``create``."""
     refuse_unready(context, file, None)
     with TensorFile(initial) as tensors:
         _refuse_unusable(tensors)
-        return context.blobs.keep_model(tensors, _label("initial", file))
+        manifest = context.blobs.keep_model(tensors, _label("initial", file))
+    _refuse_others(manifest, agreed, initial)
+    return manifest
 
 
 def add(context: Context, file: ResolvedStudy, manifest: Manifest) -> Study:
@@ -110,6 +116,16 @@ def _created(context: Context, study: Study, *, new: bool) -> StudyCreated:
         bytes_per_round=study.bytes_per_update, new=new,
         not_enrolled=tuple(site for site in study.rules.sites if site not in known),
     )  # fmt: skip
+
+
+def _refuse_others(kept: Manifest, agreed: str, initial: Path) -> None:
+    """Raises BadData: what was read of a file is not what two people agreed to."""
+    if agreed and kept.digest() != agreed:
+        raise BadData(
+            f"{initial} was changed while it was read: its tensors have digest {kept.digest()[:12]}…, and two people "
+            f"agreed to {agreed[:12]}…",
+            hint="nothing was made; both give the command again",
+        )
 
 
 def _refuse_unusable(tensors: TensorFile) -> None:

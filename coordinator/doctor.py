@@ -21,6 +21,7 @@ from coordinator.state_directory import State, split_address
 from wardround import checkup
 from wardround.checkup import Finding, of_error, ok, problem, warning
 from wardround.errors import WardroundError
+from wardround.terminal import many
 
 INSTALLED = ("wardround", "grpcio", "protobuf", "cryptography", "sqlalchemy", "torch")
 TIMEOUT_S = 5
@@ -71,7 +72,7 @@ def _known(place: State, answers: Answers, now: datetime.datetime) -> Iterator[F
         yield of_error("database", error)
         yield checkup.disk(place.root, checkup.room_at(place.root))
         return
-    yield ok("database", f"{len(listed.sites)} sites, {len(offered.studies)} studies")
+    yield ok("database", f"{many(len(listed.sites), 'site')}, {many(len(offered.studies), 'study', 'studies')}")
     blobs = place.blob_folder(place.config().storage)
     models = [path.stat().st_size for path in (blobs / "models").glob("*") if path.is_file()]
     needed = max(models, default=0) * (len(listed.sites) + MODELS_KEPT)

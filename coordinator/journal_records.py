@@ -8,6 +8,7 @@ from coordinator.requests import AskingPerson
 from wardround.records.schema import Strict
 
 Known = str | int | bool
+Event = Literal["begun", "done", "refused", "proposed", "taken_back"]
 
 
 class JournalEntry(Strict):
@@ -16,8 +17,9 @@ class JournalEntry(Strict):
     Attributes:
         at: when it was written (UTC).
         act: the command's name on the control socket, or init, restore or upgrade.
-        event: begun, before the command acts; done or refused, after it.
-        of: the number of the line that began it; None of one that has a line alone.
+        event: begun, before the command acts; done or refused, after it. proposed, where it does nothing before another
+            person gives it too, which then has lines of its own; taken_back, where it never will.
+        of: the number of the line that began it, or that is taken back; None of one that has a line alone.
         about: what it is about, or what came of it.
     """
 
@@ -25,7 +27,7 @@ class JournalEntry(Strict):
     at: str
     by: AskingPerson
     act: str
-    event: Literal["begun", "done", "refused"]
+    event: Event
     about: Mapping[str, Known]
     of: int | None = None
 
@@ -46,3 +48,49 @@ class JournalText(Answer):
     """A line of the journal, byte for byte."""
 
     line: str
+
+
+class Proposed(Answer):
+    """A command that does nothing yet: it waits for a second person, who gives it too.
+
+    Attributes:
+        proposal: the number of its line in the journal.
+        what: the command, and what it is about, in words.
+        by: who gave it. until: after which it counts no more (UTC).
+        beside: what else was proposed of the same study or site, or has lapsed, in words; "" for nothing.
+    """
+
+    proposal: int
+    what: str
+    by: str
+    until: str
+    beside: str = ""
+
+
+class WaitingRow(Proposed):
+    """A proposal that waits. ``at``: since when (UTC). ``about``: all that the second person agrees to."""
+
+    at: str
+    about: Mapping[str, Known]
+
+
+class WaitingList(Answer):
+    """The proposals that wait for a second person, the oldest first.
+
+    Attributes:
+        needed_for: the commands that need one, as they are typed.
+        config: those that the configuration names. They may be fewer: two people put them in force.
+        lapse_s: after so long a proposal counts no more.
+    """
+
+    waiting: tuple[WaitingRow, ...]
+    needed_for: tuple[str, ...]
+    config: tuple[str, ...]
+    lapse_s: int
+
+
+class SecondPersonApplied(Answer):
+    """The commands that need a second person from now on, as they are typed."""
+
+    needed_for: tuple[str, ...]
+    lapse_s: int

@@ -54,6 +54,7 @@ SITE_EXPIRES = Metric(
     ("site",),
 )  # fmt: skip
 COPIED = Metric("wardround_coordinator_site_key_copied", "gauge", "1 where two machines hold a site's keys", ("site",))
+WAITING = Metric("wardround_coordinator_proposals_waiting", "gauge", "Commands that wait for a second person")
 EXPIRES = Metric(
     "wardround_coordinator_authority_expiry_timestamp_seconds", "gauge",
     "When the certificate that signs the sites' certificates ends",
@@ -62,7 +63,7 @@ DATABASE = Metric("wardround_coordinator_database_bytes", "gauge", "The size of 
 FREE = Metric("wardround_coordinator_disk_free_bytes", "gauge", "What is free where the state directory lies")
 METRICS = (
     INFO, STUDIES, ROUND, ROUNDS, ATTEMPT, READY, LATE, DEADLINE, ROUND_SECONDS, CLOSED, UPLOADS, BYTES, SITES,
-    CONNECTED, SEEN, SITE_EXPIRES, COPIED, EXPIRES, DATABASE, FREE,
+    CONNECTED, SEEN, SITE_EXPIRES, COPIED, WAITING, EXPIRES, DATABASE, FREE,
 )  # fmt: skip
 THERE = ("connected", "ready")
 
@@ -75,6 +76,7 @@ def families(administration: Administration, context: Context) -> Iterator[tuple
     yield from _of_studies([administration.studies.status(row.id) for row in rows])
     yield from _of_uploads(context, {row.id for row in rows})
     yield from _of_sites(administration.sites())
+    yield WAITING, {(): len(administration.waiting().waiting)}
     yield EXPIRES, {(): not_after(context.authority.signing.certificate).timestamp()}
     database = context.state.database
     yield DATABASE, ({(): database.stat().st_size} if database.exists() else {})

@@ -34,7 +34,7 @@ class Readers:
 
 READS = (
     requests.ListSites, requests.ListStudies, requests.ShowStatus, requests.ShowFits, requests.ShowReport,
-    requests.WatchAll,
+    requests.WatchAll, requests.ListWaiting,
 )  # fmt: skip
 REST_S = 0.5  # at least, between two words to one reader
 AGAIN_S = 30.0  # after which the same is said again: whoever went away is noticed

@@ -93,6 +93,12 @@ class RetireRoot(Request):
     anyway: bool
 
 
+class NoteRootExport(Request):
+    """Write down that the root's key is about to go into a file, which the command makes itself."""
+
+    command: Literal["authority-export-root"] = "authority-export-root"
+
+
 class CopyReceipts(Request):
     """Copy every receipt of ``site``: a progress item each, and last the signed statement about them."""
 
@@ -193,6 +199,39 @@ class ShowStatus(StudyRequest):
     command: Literal["status"] = "status"
 
 
+class NoteModelExport(StudyRequest):
+    """Write down that a study's model is about to be written to files, which the command does itself.
+
+    Attributes:
+        round: that made it. model_digest: of what the coordinator keeps.
+        site: whose download, where each has another; "" otherwise.
+    """
+
+    command: Literal["model-export"] = "model-export"
+    round: int
+    model_digest: str
+    site: str = ""
+
+
+class ListWaiting(Request):
+    """List the commands that wait for a second person."""
+
+    command: Literal["waiting"] = "waiting"
+
+
+class TakeBack(Request):
+    """Let the proposal in line ``number`` of the journal count no more."""
+
+    command: Literal["take-back"] = "take-back"
+    number: int
+
+
+class ApplySecondPerson(Request):
+    """Let those commands need a second person that the configuration names, and no others."""
+
+    command: Literal["second-person"] = "second-person"
+
+
 class CopyJournal(Request):
     """Copy the operator's journal: a progress item for each line, and last its signed head."""
 
@@ -259,8 +298,9 @@ _KINDS: dict[object, type[Request]] = {
     for kind in (
         Invite, ListSites, Revoke, ShowAuthority, LeaveRoot, RequestIntermediate, InstallIntermediate, RetireRoot,
         CopyReceipts, RollOver, CreateStudy, StartStudy, StopStudy, RenewStudy, EditStudy, ShowStatus, ShowFits,
-        ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, NoteExport, CopyJournal, WatchAll,
-        CreateSummary, ListSummaries, ShowSummary, CloseSummary,
+        ShowReport, FollowStudy, ArchiveStudy, ListStudies, MakeSnapshot, NoteExport, NoteRootExport, NoteModelExport,
+        ListWaiting, TakeBack, ApplySecondPerson, CopyJournal, WatchAll, CreateSummary, ListSummaries, ShowSummary,
+        CloseSummary,
     )
 }  # fmt: skip
 

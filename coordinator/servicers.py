@@ -7,7 +7,7 @@ peer can make grow; a test fails for a method without it. Messages are translate
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from coordinator.studies.state import ENDED
 from coordinator.studies.streams import End, Stream
 from coordinator.studies.study import Study
 from coordinator.summaries import keeping
+from coordinator.turns import Turn, Turns
 from coordinator.updates.decide import Uploads
 from coordinator.updates.receipts import PAGE
 from coordinator.updates.receive import Reception
@@ -125,6 +126,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         self._downloads = Downloads(records, blobs)
         self._blobs = blobs
         self._instances = instances
+        self._turns = Turns()
         self._logs = _logs()
 
     @permitted("site", pb.StudiesRequest)
@@ -214,8 +216,9 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         looked, current = time.monotonic(), study.state.round
         with (
             traces.span("download", study.name, current.number if current else request.model.round, peer.site),
-            TensorFile(path) as file,
-        ):  # while it is open, its room on the disk is taken
+            TensorFile(path) as file,  # while it is open, its room on the disk is taken
+            self._turns.taken(peer.site, found.manifest.bytes - request.offset) as turn,
+        ):
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self._status.check(peer)
                 if time.monotonic() - looked > OFFERED_S:
@@ -224,6 +227,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
                         raise _not_offered(request)
                     looked = time.monotonic()
                 yield chunk_bytes(offset, data)
+                turn.moved(len(data))
 
     @permitted("site", pb.UploadRequest, stream=True)
     def Upload(  # noqa: N802
@@ -247,8 +251,11 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             return
         try:
             with traces.span("upload", header.study, header.round, peer.site):
-                yield pb.UploadReply(offset=opened.received)
-                yield from self._receive(peer, opened, call.further(messages))
+                with self._turns.taken(peer.site, header.manifest.bytes - opened.received) as turn:
+                    yield pb.UploadReply(offset=opened.received)  # before it knows that, the site sends nothing
+                    committed = yield from self._receive(peer, opened, call.further(messages), turn)
+                if committed is not None:
+                    yield pb.UploadReply(receipt=envelope_message(self._uploads.decide(opened, committed)))
         finally:
             self._uploads.receptions.close(opened)
 
@@ -269,21 +276,25 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         last = self._uploads.returned.take(peer.site, [envelope_from(message) for message in request.envelopes])
         return pb.ReturnReply(last_receipt=bytes.fromhex(last))
 
-    def _receive(self, peer: Peer, reception: Reception, messages: Iterator[bytes]) -> Iterator[pb.UploadReply]:
-        """Take chunks until the commit. The peer's certificate is checked again at each."""
+    def _receive(
+        self, peer: Peer, reception: Reception, messages: Iterator[bytes], turn: Turn
+    ) -> Generator[pb.UploadReply, None, str | None]:
+        """Take chunks until the commit, and return the digest of its manifest; None where the stream ends without one.
+        The peer's certificate is checked again at each message.
+        """
         for data in messages:
             self._status.check(peer)
             message = translate.later_upload_message(data)
             if isinstance(message, tuple):
+                turn.moved(len(message[1]))
                 durable = reception.take(*message)
                 if durable is not None:
                     yield pb.UploadReply(offset=durable)
             elif message.WhichOneof("kind") == "commit":
-                receipt = self._uploads.decide(reception, message.commit.manifest_sha256.hex())
-                yield pb.UploadReply(receipt=envelope_message(receipt))
-                return
+                return message.commit.manifest_sha256.hex()
             else:
                 raise translate.out_of_order()
+        return None
 
     @permitted("site", pb.LedgerPage, most=MAX_PAGE)
     def Ledger(self, peer: Peer, request: pb.LedgerPage, call: Call) -> pb.LedgerKnown:  # noqa: N802

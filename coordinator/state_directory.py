@@ -1,6 +1,7 @@
 """The state directory: its paths, its configuration file, its receipt key, and how one is made.
 
-<state>/config.toml                        federation, address, plug-ins that may run here, lifetimes of certificates
+<state>/config.toml                        federation, address, plug-ins that may run here, lifetimes of certificates,
+                                           which commands need a second person
 <state>/coordinator.db                     what it remembers, unless a PostgreSQL server does
 <state>/authority/                         who is who; see ``coordinator.members.authority``
 <state>/keys/receipt.pem                   signs receipts
@@ -22,6 +23,7 @@ from pydantic import Field, field_validator
 
 from coordinator.members.authority import Authority, Lifetimes
 from coordinator.requests import READ_SOCKET
+from coordinator.second_person import SecondPerson
 from coordinator.storage import database, objects, server_url
 from coordinator.storage.database import Place
 from coordinator.storage.lease import LONGEST_S, Server
@@ -84,6 +86,7 @@ class Config(Strict):
     plugins: PluginTable = PluginTable()  # whose code may run here beside ours
     certificates: Lifetimes = Lifetimes()
     storage: Storage = Storage()
+    second_person: SecondPerson | None = None  # which commands need one; None of a configuration that does not say
 
     @field_validator("federation")
     @classmethod

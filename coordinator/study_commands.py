@@ -38,11 +38,14 @@ class StudyCommands:
         self._store = context.store
         self._undecided = undecided
 
-    def create(self, document: Mapping[str, object], initial: str, public_data: str | None = None) -> StudyCreated:
+    def create(
+        self, document: Mapping[str, object], initial: str, public_data: str | None = None, agreed: str = ""
+    ) -> StudyCreated:
         """Offer a resolved study to its sites. See ``creation.create``."""
         file = ResolvedStudy(StudyFile.from_document(document))
         self._known(file.study.name)
-        return creation.create(self._context, file, Path(initial), None if public_data is None else Path(public_data))
+        public = None if public_data is None else Path(public_data)
+        return creation.create(self._context, file, Path(initial), public, agreed)
 
     def start(self, study: str) -> StudyStatus:
         """Start a study, or continue a paused one.
@@ -86,7 +89,7 @@ class StudyCommands:
             id=study, revision=added.revision, study_digest=added.digest, model=new.model, rounds=added.rules.rounds
         )
 
-    def edit(self, request: EditStudy) -> StudyEdited:
+    def edit(self, request: EditStudy, agreed: str = "") -> StudyEdited:
         """Begin a new revision of a study with other settings; the one before is stopped.
 
         It goes on from the newest model, or begins from another initial one. Where the study was waiting or running,
@@ -107,7 +110,7 @@ class StudyCommands:
         if not editing.shares_otherwise(present.resolved, after):
             after = with_roster(self._store, after, present.shared)
         editing.refuse_unfit(present, after)
-        model, added = self._add_edited(present, after, request)
+        model, added = self._add_edited(present, after, request, agreed)
         if started := present.state.phase in (Phase.WAITING, Phase.RUNNING):
             self._engine.happened(present.name, Start())
         sites, before = added.rules.sites, present.state.ready
@@ -119,11 +122,11 @@ class StudyCommands:
             gone=tuple(site for site in present.rules.sites if site not in sites),
         )  # fmt: skip
 
-    def _add_edited(self, present: Study, after: ResolvedStudy, request: EditStudy) -> tuple[int, Study]:
+    def _add_edited(self, present: Study, after: ResolvedStudy, request: EditStudy, agreed: str) -> tuple[int, Study]:
         """Stop ``present`` and add ``after``; the round of the model that it begins from, and the study."""
         context, model = self._context, 0
         if request.initial is not None:
-            file, manifest = after, creation.keep_initial(context, after, Path(request.initial))
+            file, manifest = after, creation.keep_initial(context, after, Path(request.initial), agreed)
         elif editing.shares_otherwise(present.resolved, after):
             raise BadData(
                 f"study `{present.name}` would share other tensors than now, so its models are no beginning for it",

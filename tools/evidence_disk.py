@@ -43,8 +43,8 @@ class Tally:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path) -> Iterator[None]:
-    """Move what is in ``folder`` onto a file system with ``ROOM`` beside it.
+def small_disk(folder: Path, room: int = ROOM) -> Iterator[None]:
+    """Move what is in ``folder`` onto a file system with ``room`` bytes beside it.
 
     Raises:
         PermissionError: this user may not mount one.
@@ -52,7 +52,7 @@ def small_disk(folder: Path) -> Iterator[None]:
     aside = folder.with_name(f"{folder.name}.aside")
     folder.rename(aside)
     folder.mkdir()
-    size = size_of(aside) + ROOM
+    size = size_of(aside) + room
     line = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "wardround", str(folder)]
     if subprocess.run(line, capture_output=True, check=False).returncode:
         raise PermissionError("a tmpfs cannot be mounted here")

@@ -18,20 +18,30 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "deploy" / "lock"
 OLDEST_PYTHON = "3.11"
 SITE_EXTRAS = ("site", "dicom", "monai", "onnx")
-SERVICE_EXTRAS = ("dashboard", "oidc", "metrics", "postgres")
-GATEWAY_EXTRAS = ("metrics", "sbom")  # `audit pack` wants the bill of software
+SERVICE_EXTRAS = ("dashboard", "oidc", "metrics", "otel", "postgres")
+GATEWAY_EXTRAS = ("metrics", "otel", "sbom")  # `audit pack` wants the bill of software
 BUILD = "build.txt"
 LOCKS: dict[str, tuple[str, ...]] = {
     "coordinator.txt": (), "coordinator-service.txt": SERVICE_EXTRAS, "site.txt": SITE_EXTRAS,
     "site-cpu.txt": SITE_EXTRAS, "gateway.txt": GATEWAY_EXTRAS,
+}  # fmt: skip
+IN_NO_LOCK = {
+    "objects": "each kind of store needs a package of its own beside it",
+    "survival": "a task that few sites have", "timm": "a task that few sites have",
+    "lab": "a researcher's", "optuna": "a researcher's", "mlflow": "a researcher's", "tensorboard": "a researcher's",
+    "ray": "a researcher's",
 }  # fmt: skip
 ONLY_CUDA = re.compile(r"(nvidia-.*|cuda-.*|triton)")
 TORCH = ("torch", "torchvision")
 ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)[^\n]*\\\n(?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+", re.MULTILINE)
 HEADS = {
     "coordinator.txt": "A coordinator or an auditor.",
-    "gateway.txt": "A gateway without the trainer, with metrics and the bill of software that `audit pack` writes.",
-    "coordinator-service.txt": "A coordinator with its dashboard, log-ins with OpenID Connect, metrics and PostgreSQL.",
+    "gateway.txt": (
+        "A gateway without the trainer, with metrics, traces and the bill of software that `audit pack` writes."
+    ),
+    "coordinator-service.txt": (
+        "A coordinator with its dashboard, log-ins with OpenID Connect, metrics, traces and PostgreSQL."
+    ),
     BUILD: "What makes our own wheel of a checkout, as pyproject.toml's [build-system] asks.",
     "site.txt": "A site with PyTorch as the index has it: with CUDA on Linux.",
     "site-cpu.txt": "A site without CUDA: install PyTorch's build for the CPU beside it (docs/install.md).",

@@ -3,12 +3,15 @@
 Without a service, the command takes the state directory's lock for as long as it needs.
 """
 
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from coordinator.answers import Answer
+from coordinator.journal_records import Proposed
 from coordinator.requests import FollowStudy, Request
 from wardround.errors import NeedsPerson, TryAgain, Unavailable
 from wardround.local.directory import quoted
@@ -35,6 +38,7 @@ def ask(
 
     Raises:
         NeedsPerson: there is no coordinator at ``state``.
+        Waits: the command waits for a second person, and did nothing.
         Unavailable: the service does not answer, or does not run and ``request`` needs it.
         WardroundError: what the command itself raises.
     """
@@ -46,7 +50,7 @@ def ask(
     directory.refuse_other(state, "coordinator")  # a site's agent that runs there would answer
 
     def from_service() -> A:
-        return answer.from_document(control.call(socket, request.to_document(), progress, timeout_s=timeout_s))
+        return _answered(control.call(socket, request.to_document(), progress, timeout_s=timeout_s), answer)
 
     if control.serves(state, socket):
         return from_service()
@@ -56,11 +60,33 @@ def ask(
             f"the coordinator at {state} does not run", hint=f"`coordinator serve --state {quoted(state)}`"
         )
     try:
-        return answer.from_document(_answer_here(state, request, progress))
+        return _answered(_answer_here(state, request, progress), answer)
     except TryAgain:
         if not control.serves(state, socket):  # else it has just been started, and took the lock meanwhile
             raise
         return from_service()
+
+
+def _answered(document: object, answer: type[A]) -> A:
+    """Raises Waits: a second person must give the command too."""
+    if isinstance(document, dict) and document.keys() == Proposed.model_fields.keys():
+        raise waits(Proposed.from_document(document))
+    return answer.from_document(document)
+
+
+class Waits(NeedsPerson):
+    """The command is a proposal, and did nothing."""
+
+
+def waits(proposed: Proposed) -> Waits:
+    """What the first person is told: that nothing is done, and what the second person types."""
+    beside = f"; {proposed.beside}" if proposed.beside else ""
+    return Waits(
+        f"{proposed.what}: proposed by {proposed.by} in line {proposed.proposal} of the journal{beside}; nothing is "
+        "done before a second person gives it too",
+        hint=f"until {proposed.until}, somebody with another login gives the same command: "
+        f"`{shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])}`",
+    )
 
 
 def refuse_no_coordinator(state: Path) -> None:

@@ -8,10 +8,11 @@ import typer
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, State
 from coordinator.cli.passphrases import Passphrase, passphrase_from, read
-from coordinator.member_answers import AuthorityStatus, IntermediateRequested
+from coordinator.member_answers import AuthorityStatus, IntermediateRequested, Noted
 from coordinator.requests import (
     InstallIntermediate,
     LeaveRoot,
+    NoteRootExport,
     RequestIntermediate,
     RetireRoot,
     ShowAuthority,
@@ -58,6 +59,7 @@ def export_root(
     outputs.file(out, force=force, keep=[state])
     root = root_in_service(Authority(place.authority, place.config().federation))
     secret = passphrase_from(passphrase, "Passphrase for the root's key: ", new=True)
+    ask(state, NoteRootExport(), Noted)  # no key leaves that the journal does not say
     outputs.write(out, [root.encrypted(secret)], force=force, keep=[state])
     RootFile.decrypted(out.read_bytes(), secret, str(out))
     ask(state, LeaveRoot(), AuthorityStatus)

@@ -6,9 +6,8 @@ from typing import Annotated
 import typer
 
 from coordinator.answers import SnapshotMade, StudyRenewed
-from coordinator.cli.asking import ask, refuse_no_coordinator
+from coordinator.cli.asking import ask, refuse_no_coordinator, waits
 from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
-from coordinator.cli.setup import write_journal
 from coordinator.requests import MakeSnapshot, RenewStudy
 from wardround.cli import say
 
@@ -40,28 +39,41 @@ def restore(
     blobs: Blobs = "",
 ) -> None:
     """Make a state directory of a backup, and a new revision of each study that went on. Give a new --state."""
-    from coordinator import backups
+    from coordinator import backups, restores
+    from coordinator.journal_records import Proposed
     from coordinator.state_directory import State as Place
     from coordinator.state_directory import storage_from
     from coordinator.storage.tables import utc_text
     from wardround.local import directory
+    from wardround.local.person import who
 
     directory.refuse_other(state, "coordinator")
-    password = password_from(database_password)
-    contents = backups.put_back(folder, Place(state), storage_from(database, blobs), password)
-    write_journal(Place(state), "restore", {"backup": utc_text(contents.made_s), "files": len(contents.files)})
+    place, by = Place(state), who()
+    if restores.is_unfinished(place):
+        contents = backups.whole_contents(folder)
+    else:
+        password = password_from(database_password)
+        restores.refuse_unfit(folder, place, by)
+        contents = backups.put_back(folder, place, storage_from(database, blobs), password)
+    made = restores.finish(folder, place, contents, by)
+    if isinstance(made, Proposed):
+        raise waits(made)
     say(f"restored what was backed up at {utc_text(contents.made_s)}, {len(contents.files)} files, all whole")
-    renewed = [renew_one(state, study) for study in backups.going_on(Place(state))]
+    for study in made:
+        _say_renewed(study)
     say("sites that were invited or revoked since then: invite or revoke them again")
     say("next: `coordinator serve`")
-    for study in renewed:
-        say(f"then: each site runs `site-agent approve {study} --data NAME`, and `coordinator study start {study}`")
+    for study in made:
+        name = study.id
+        say(f"then: each site runs `site-agent approve {name} --data NAME`, and `coordinator study start {name}`")
 
 
-def renew_one(state: Path, study: str) -> str:
-    """Begin a new revision of one study, and say what it is. Returns its name."""
-    made = ask(state, RenewStudy(study=study), StudyRenewed)
+def renew_one(state: Path, study: str) -> None:
+    """Begin a new revision of one study, and say what it is."""
+    _say_renewed(ask(state, RenewStudy(study=study), StudyRenewed))
+
+
+def _say_renewed(made: StudyRenewed) -> None:
     begins = f"the model of round {made.model}" if made.model else "its first model"
     say(f"Study `{made.id}`, revision {made.revision}: begins from {begins}, {made.rounds} rounds")
     print(f"{made.id} {made.study_digest}", flush=True)
-    return made.id

@@ -1,6 +1,7 @@
 """``coordinator journal``: which person gave which command here."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +10,8 @@ import typer
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, State
 from coordinator.cli.printing import print_table
-from coordinator.journal_records import JournalCopied, JournalEntry, Known
+from coordinator.cli.second_person import waiting as proposals
+from coordinator.journal_records import JournalCopied, JournalEntry, Known, WaitingRow
 from coordinator.requests import CopyJournal
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, UsageProblem
@@ -38,9 +40,12 @@ def show(
         print_json({"entries": rows, "lines": copied.lines, "head": head})
         return
     begun = [entry for entry in chosen if entry.of is None]
-    ends = {entry.of: entry for entry in found if entry.of is not None}
-    shown = begun[-last:] if last else begun
-    print_table(("line", "when (UTC)", "who", "command", "about", "end"), [_row(one, ends) for one in shown], WIDTH)
+    ends: dict[object, JournalEntry] = {entry.of: entry for entry in found if entry.of is not None}
+    ends |= {number: entry for entry in found if (number := entry.about.get("proposal")) is not None}
+    has_proposals = any(entry.event == "proposed" for entry in begun)
+    waiting = {row.proposal: row for row in proposals(state).waiting} if has_proposals else {}
+    table = [_row(one, ends, waiting) for one in (begun[-last:] if last else begun)]
+    print_table(("line", "when (UTC)", "who", "command", "about", "end"), table, WIDTH)
     print(f"{copied.lines} lines, each as it was written; head {head}")
 
 
@@ -141,9 +146,11 @@ def _names(found: list[JournalEntry], entry: JournalEntry) -> set[object]:
     return {told.get(name) for name in ("study", "site", "name")}
 
 
-def _row(entry: JournalEntry, ends: dict[int, JournalEntry]) -> tuple[str, ...]:
+def _row(entry: JournalEntry, ends: Mapping[object, JournalEntry], waiting: dict[int, WaitingRow]) -> tuple[str, ...]:
     end = ends.get(entry.number)
-    if entry.event == "done":
+    if entry.event == "proposed":
+        came = _became(entry, end, waiting)
+    elif entry.event == "done":
         came = "done"
     elif end is None:
         came = "not known: it ended in between"
@@ -153,9 +160,17 @@ def _row(entry: JournalEntry, ends: dict[int, JournalEntry]) -> tuple[str, ...]:
     return str(entry.number), when, entry.by.text, entry.act, _told(entry), came
 
 
+def _became(entry: JournalEntry, end: JournalEntry | None, waiting: dict[int, WaitingRow]) -> str:
+    """What became of a proposal. ``end``: the line that carries it out or takes it back."""
+    if end is not None:
+        return f"taken back by {end.by.text}" if end.event == "taken_back" else f"second person: line {end.number}"
+    row = waiting.get(entry.number)
+    return "lapsed" if row is None else f"waits for a second person until {row.until}"
+
+
 def _told(entry: JournalEntry) -> str:
     """What an entry is about; digests by their beginning."""
-    return ", ".join(f"{name} {_short(name, value)}" for name, value in entry.about.items())
+    return ", ".join(f"{name} {_short(name, value)}" for name, value in entry.about.items() if value != "")
 
 
 def _short(name: str, value: Known) -> str:

@@ -10,6 +10,7 @@ from coordinator.cli import (
     ledgers,
     members,
     models,
+    second_person,
     setup,
     standby,
     studies,
@@ -31,6 +32,7 @@ app.command()(ledgers.receipts)
 app.command()(ledgers.rollover)
 app.add_typer(authority.app, name="authority")
 app.add_typer(journal.app, name="journal")
+app.add_typer(second_person.app, name="second-person")
 app.add_typer(standby.app, name="standby")
 studies.app.command()(curves.export)
 app.add_typer(studies.app, name="study")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator.answers import InvitationMade, Revoked, SiteList
-from coordinator.cli.asking import ask
+from coordinator.cli.asking import Waits, ask
 from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
 from coordinator.requests import Invite, ListSites, Revoke
@@ -35,8 +35,13 @@ def invite(
     seconds = _seconds(expires)
     if out is not None:
         outputs.folder(out, force=force, keep=[state])
+    waiting: list[Waits] = []
     for site in dict.fromkeys(sites):
-        answer = ask(state, Invite(site=site, expires_s=seconds), InvitationMade)
+        try:
+            answer = ask(state, Invite(site=site, expires_s=seconds), InvitationMade)
+        except Waits as error:  # for a second person; each site's invitation is a proposal of its own
+            waiting.append(error)
+            continue
         if answer.replaces:
             say(f"Site `{site}` is already enrolled: whoever uses this invitation replaces its identity")
         once = f"It can be used once, until {answer.expires}; an older one for `{site}` that nobody used is void"
@@ -48,6 +53,12 @@ def invite(
         outputs.write(out / f"{site}.invitation", answer.invitation.encode() + b"\n", force=force, keep=[state])
         say(f"Invitation written to {out / f'{site}.invitation'}: send it to `{site}` alone, then delete it")
         say(once)
+    if len(waiting) < len(dict.fromkeys(sites)):
+        say("next: each runs `site-agent setup`, which asks for its invitation")
+    for other in waiting[:-1]:
+        say(other.message)
+    if waiting:
+        raise waiting[-1]
 
 
 def sites(state: State, as_json: Json = False) -> None:

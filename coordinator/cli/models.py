@@ -10,8 +10,9 @@ import typer
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.initial import LAB, has_torch, line_after
 from coordinator.cli.options import Force, State
+from coordinator.member_answers import Noted
 from coordinator.models import Which
-from coordinator.requests import ShowReport
+from coordinator.requests import NoteModelExport, ShowReport
 from coordinator.study_answers import StudyReport
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import NeedsPerson
@@ -38,13 +39,15 @@ def export_model(
 
     Without torch here, the program is written elsewhere: `fl-lab program DIR`.
     """
-    from coordinator.models.export import export
+    from coordinator.models.export import chosen, export
     from coordinator.state_directory import State as Place
     from coordinator.storage.blobs import Blobs
 
     refuse_no_coordinator(state)
     out = outputs.folder(out, force=force, keep=[state]).resolve()
     report = ask(state, ShowReport(study=study), StudyReport)
+    number, digest = chosen(report, model)
+    ask(state, NoteModelExport(study=study, round=number, model_digest=digest, site=site), Noted)
     place = Place(state)
     storage = place.config().storage
     blobs = Blobs(place.blob_folder(storage), place.objects(storage))

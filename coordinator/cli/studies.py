@@ -16,6 +16,7 @@ from coordinator.cli.metrics import metrics
 from coordinator.cli.new_study import new
 from coordinator.cli.options import Force, State
 from coordinator.cli.printing import print_fits, print_progress, print_report, print_status, print_studies
+from coordinator.cli.second_person import waiting
 from coordinator.requests import (
     ArchiveStudy,
     CreateStudy,
@@ -94,7 +95,8 @@ def create(
         say(f"Study `{answer.id}`, revision {answer.revision}: in each round {answer.bytes_per_round:,} bytes each way")
     if answer.not_enrolled:
         say(f"Not enrolled yet: {', '.join(answer.not_enrolled)}")
-    say(f"next: each site runs `site-agent approve {answer.id} --data NAME`")
+        say(f"next: `coordinator invite {' '.join(answer.not_enrolled)}`, if they have no invitation")
+    say(f"{'then' if answer.not_enrolled else 'next'}: each site runs `site-agent approve {answer.id} --data NAME`")
     say(f"then: `coordinator study start {answer.id}`")
 
 
@@ -149,7 +151,13 @@ def status(
     """Show how a study stands. With --follow, exits 3 if it finished without some sites, 78 if it paused."""
     if not follow:
         now = ask(state, ShowStatus(study=study), StudyStatus)
-        print_json(now.document()) if as_json else print_status(now)
+        if as_json:
+            print_json(now.document())
+            return
+        print_status(now)
+        for row in waiting(state).waiting:
+            if study in (row.about.get("study"), row.about.get("name")):
+                print(f"waits for a second person: {row.what}, proposed by {row.by}, until {row.until}")
         return
 
     def show(document: object) -> None:

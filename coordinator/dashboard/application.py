@@ -28,7 +28,9 @@ def application(
 
     def studies(visit: Visit) -> Page:
         rows = source.studies().studies
-        return pages.studies_page(rows, {row.id: source.status(row.id) for row in rows}, source.sites())
+        return pages.studies_page(
+            rows, {row.id: source.status(row.id) for row in rows}, source.sites(), source.waiting()
+        )
 
     def study(visit: Visit) -> Page:
         name = visit.path["study"]
@@ -41,7 +43,7 @@ def application(
     title = " · ".join(filter(None, ("Wardround", federation)))
     return Application(
         title, "wardround-coordinator", SECTIONS, views, users, live, secure=secure, is_ready=source.is_there,
-        provider=provider,
+        provider=provider, add_user="coordinator dashboard user add NAME",
     )  # fmt: skip
 
 

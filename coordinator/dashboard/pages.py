@@ -6,25 +6,31 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from coordinator.answers import SiteList, SiteRow, StudyRow
+from coordinator.journal_records import WaitingList
 from coordinator.studies.metrics import metrics_of
 from coordinator.studies.page import blocks_of
 from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
 from wardround.pages.blocks import Answer, Block, Claim, Grid, Heading, Page, Paragraph, Tone
+from wardround.terminal import many
 
 ENDS_SOON = datetime.timedelta(hours=36)  # a certificate of a week is renewed when half of it is over
 IN_WORDS = {"created": "not started", "waiting": "waits for its sites"}
 
 
-def studies_page(rows: Iterable[StudyRow], statuses: Mapping[str, StudyStatus], sites: SiteList) -> Page:
+def studies_page(
+    rows: Iterable[StudyRow], statuses: Mapping[str, StudyStatus], sites: SiteList, waiting: WaitingList
+) -> Page:
     """All studies, and what needs a person."""
     listed = list(rows)
-    return Page("Studies", "Coordinator", tuple(_studies(listed, statuses, sites)))
+    return Page("Studies", "Coordinator", tuple(_studies(listed, statuses, sites, waiting)))
 
 
-def _studies(rows: list[StudyRow], statuses: Mapping[str, StudyStatus], sites: SiteList) -> Iterator[Block]:
+def _studies(
+    rows: list[StudyRow], statuses: Mapping[str, StudyStatus], sites: SiteList, waiting: WaitingList
+) -> Iterator[Block]:
     paused = [row.id for row in rows if row.state == "paused"]
     running = sum(row.state == "running" for row in rows)
-    said = f"{_many(len(rows), 'study', 'studies')}, {running} running" if rows else "No study yet"
+    said = f"{many(len(rows), 'study', 'studies')}, {running} running" if rows else "No study yet"
     if paused:
         said += f"; paused: {', '.join(paused)}"
     tone: Tone = "bad" if paused else "good" if running else "plain"
@@ -39,8 +45,17 @@ def _studies(rows: list[StudyRow], statuses: Mapping[str, StudyStatus], sites: S
             ),
             _late_claim(statuses.values()),
             _incomplete_claim(statuses.values()),
+            *_second_person_claim(waiting),
         ),
     )  # fmt: skip
+    if waiting.waiting:
+        yield Heading("Waits for a second person")
+        yield Grid(
+            ("command", "proposed by", "until", "line"),
+            tuple((row.what, row.by, _minute(row.until), str(row.proposal)) for row in waiting.waiting), numbers=(3,),
+        )  # fmt: skip
+        yield Paragraph("Somebody with another login gives the same command: see `coordinator second-person list`.")
+        yield Heading("All studies")
     if rows:
         columns = ("study", "state", "round", "ready", "in this round", "round ends at the latest")
         yield Grid(
@@ -83,6 +98,14 @@ def _late_claim(statuses: Iterable[StudyStatus]) -> Claim:
     return Claim("Late", "open" if late else "good", ", ".join(late) or "no site is late, or expects to be")
 
 
+def _second_person_claim(waiting: WaitingList) -> Iterator[Claim]:
+    """One where some commands need a second person."""
+    if waiting.waiting:
+        yield Claim("Second person", "open", many(len(waiting.waiting), "command waits", "commands wait"))
+    elif waiting.needed_for:
+        yield Claim("Second person", "good", "no command waits for one")
+
+
 def _incomplete_claim(statuses: Iterable[StudyStatus]) -> Claim:
     without = [f"{status.id} without {', '.join(status.incomplete)}" for status in statuses if status.incomplete]
     return Claim(
@@ -121,7 +144,7 @@ def _sites(sites: SiteList, now: datetime.datetime) -> Iterator[Block]:
     copied = [row.site for row in sites.sites if row.certificate_fork_since or row.copied_since]
     ending = [row.site for row in enrolled if _ends_soon(row, now)]
     tone: Tone = "bad" if copied else "open" if ending or len(there) < len(enrolled) else "good"
-    said = f"{len(there)} of {_many(len(enrolled), 'site')} connected" if enrolled else "No site has joined yet"
+    said = f"{len(there)} of {many(len(enrolled), 'site')} connected" if enrolled else "No site has joined yet"
     yield Answer(
         tone, f"{said}.", "", (
             Claim(
@@ -156,7 +179,3 @@ def _ends_soon(row: SiteRow, now: datetime.datetime) -> bool:
 def _minute(text: str | None) -> str:
     """A time as people read it: to the minute, UTC."""
     return f"{text[:10]} {text[11:16]} UTC" if text else ""
-
-
-def _many(count: int, what: str, several: str = "") -> str:
-    return f"{count} {what if count == 1 else several or what + 's'}"

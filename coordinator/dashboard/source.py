@@ -1,12 +1,23 @@
 """What the dashboard knows: the service's answers on its socket for readers, asked once for each change."""
 
+import datetime
 import logging
 import threading
 from pathlib import Path
 from typing import TypeVar
 
 from coordinator.answers import Answer, Changed, SiteList, StudyList
-from coordinator.requests import ListSites, ListStudies, Request, ShowFits, ShowReport, ShowStatus, WatchAll
+from coordinator.journal_records import WaitingList
+from coordinator.requests import (
+    ListSites,
+    ListStudies,
+    ListWaiting,
+    Request,
+    ShowFits,
+    ShowReport,
+    ShowStatus,
+    WatchAll,
+)
 from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
 from wardround.errors import Unavailable, WardroundError
 from wardround.local import control, liveness
@@ -48,6 +59,12 @@ class Source:
 
     def sites(self) -> SiteList:
         return self._ask(ListSites(), SiteList)
+
+    def waiting(self) -> WaitingList:
+        """What waits for a second person, without what has lapsed since the service was asked."""
+        answer, now = self._ask(ListWaiting(), WaitingList), datetime.datetime.now(datetime.UTC)
+        waits = (row for row in answer.waiting if datetime.datetime.fromisoformat(row.until) >= now)
+        return answer.model_copy(update={"waiting": tuple(waits)})
 
     def is_there(self) -> bool:
         """Whether the service answers."""

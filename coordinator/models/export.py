@@ -102,7 +102,7 @@ def export(
         CannotWrite, NotPermitted: ``out`` does not take it.
     """
     outputs.folder(out, force=force, keep=[keep])
-    number, digest = _chosen(report, which)
+    number, digest = chosen(report, which)
     study = ResolvedStudy(StudyFile.from_document(report.study))
     aggregator = server_aggregator(study, _specs(report))
     site = _site(report, aggregator, site)
@@ -201,7 +201,7 @@ def page(card: ModelCard) -> str:
     )
 
 
-def _chosen(report: StudyReport, which: Which) -> tuple[int, str]:
+def chosen(report: StudyReport, which: Which) -> tuple[int, str]:
     """The number of the model's round and the digest of what is kept of it. Raises UsageProblem: there is none."""
     if which == "best" and report.best is not None:
         return report.best.round, report.best.digest

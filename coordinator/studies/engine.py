@@ -298,6 +298,9 @@ class Engine:
     def unfollow(self, changes: Changes) -> None:
         self.call(lambda: self._streams.unfollow(changes))
 
+    def tell_watchers(self) -> None:
+        self.call(lambda: self._streams.tell_followers(""))
+
     def say_goodbye(self) -> None:
         """The service goes down: tell the sites and the followers."""
         self.call(self._streams.say_goodbye)

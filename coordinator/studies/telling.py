@@ -6,7 +6,7 @@ from collections.abc import Collection
 from coordinator.studies import events, secure_rounds
 from coordinator.studies.aggregations import Aggregations
 from coordinator.studies.assignments import Assignments
-from coordinator.studies.state import ENDED
+from coordinator.studies.state import ENDED, Round
 from coordinator.studies.streams import Stream, Streams
 from coordinator.studies.study import Study
 from wardround.local import traces
@@ -39,7 +39,7 @@ def act(
     """Do what an action says, after it is durable."""
     match action:
         case events.Opened(one):
-            log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, ", ".join(one.asked))
+            log.info("%s: %s, attempt %d: %s", study.name, _which(one), one.attempt, ", ".join(one.asked))
             traces.begin(traces.ROUND, study.name, one.number)
             for site in one.unanswered:
                 traces.begin("offered", study.name, one.number, site)
@@ -57,9 +57,14 @@ def act(
         case events.Aggregate(one):
             aggregations.submit(study, one)
         case events.Closed(one, outcome):
-            log.info("%s: round %d, attempt %d: %s", study.name, one.number, one.attempt, outcome)
+            log.info("%s: %s, attempt %d: %s", study.name, _which(one), one.attempt, outcome)
             traces.end(study.name, one.number, outcome=outcome)
         case events.Tell(phase):
-            log.info("%s: %s %s", study.name, phase, study.state.why)
+            log.info("%s: %s", study.name, f"{phase}: {study.state.why}" if study.state.why else phase)
             for site in study.state.ready:
                 streams.push(site, assignments.of(study, site))
+
+
+def _which(attempt: Round) -> str:
+    """A round as people count: the one after the last is the closing one."""
+    return "closing round" if attempt.closing else f"round {attempt.number}"

@@ -81,7 +81,7 @@ class Batches:
         """The next one, on the device."""
         coming = next(self._coming)
         if self._rows is None:  # in the plain order already, as the whole that they were cut from
-            self._place |= {"order": coming.order, "position": coming.position}
+            self._place["order"], self._place["position"] = coming.order, coming.position
             return Batch(self._device.bring(coming.x), self._device.bring(coming.y))
         return self._taken(coming, *self._rows.augmented(coming.x, coming.y, coming.seed))
 

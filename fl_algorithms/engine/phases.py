@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from fl_algorithms.engine.training import (
     run_steps,
     seeded,
     trainable_parameters,
-    watched,
 )
 from fl_algorithms.streams import stream_seed
 from fl_algorithms.study import SiteStudy
@@ -82,7 +82,7 @@ def run_phase(
             made.batches,
             made.steps,
             optimizer,
-            lambda batch: watched(phase.name, made.loss(context, batch), watch),
+            _loss(context, phase.name, made.loss, watch),
             _after_backward(context, made.parameters),
             None if after_step is None else lambda batch: after_step(context, batch),
             progress,
@@ -92,6 +92,21 @@ def run_phase(
         )
         if stop is not None:
             stop.go_back()
+
+
+def _loss(
+    context: Context, phase: str, loss: Callable[[Context, Batch], Tensor], watch: Watch | None
+) -> Callable[[Batch], Tensor]:
+    """``loss`` of a batch, of which ``watch`` is told."""
+    if watch is None:
+        return partial(loss, context)
+
+    def told(batch: Batch) -> Tensor:
+        found = loss(context, batch)
+        watch(phase, found.detach())
+        return found
+
+    return told
 
 
 def _before_step(context: Context, steps: int) -> Callable[[int], None] | None:

@@ -19,7 +19,7 @@ from wardround.errors import NotPermitted, TryAgain, WardroundError
 from wardround.local import control
 from wardround.local.durable import StateLock
 from wardround.signing.certificates import refuse_readable
-from wardround.terminal import escaped
+from wardround.terminal import escaped, many
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 MIB, GIB = 1 << 20, 1 << 30
@@ -232,4 +232,4 @@ def shown(findings: Iterable[Finding], *, json: bool) -> Iterator[Finding]:
         print_json({"findings": [one.document() for one in kept]})
         return
     problems, warnings = (sum(one.state == state for one in kept) for state in (PROBLEM, WARNING))
-    print(f"{problems} problems, {warnings} warnings, {len(kept)} things looked at")
+    print(f"{many(problems, 'problem')}, {many(warnings, 'warning')}, {many(len(kept), 'thing')} looked at")

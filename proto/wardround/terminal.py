@@ -117,3 +117,8 @@ def screened() -> Iterator[None]:
 
 def _screened(text: str) -> str:
     return "".join(one if one.isprintable() or one in "\n\t" else _escape(one) for one in text)
+
+
+def many(count: int, what: str, several: str = "") -> str:
+    """A number of things in words: "1 study", "2 studies". ``several``: where an "s" at the end is not enough."""
+    return f"{count} {what if count == 1 else several or what + 's'}"

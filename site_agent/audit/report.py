@@ -17,6 +17,7 @@ from site_agent.gateway.consent.facts import size
 from wardround.pages import rendering
 from wardround.pages.blocks import Answer, Block, Claim, Code, Facts, Grid, Heading, Items, Page, Paragraph
 from wardround.pages.charts import line_chart
+from wardround.terminal import many
 
 ABOUT = "Audit report"
 HOW = """\
@@ -63,16 +64,16 @@ def _changed(verdict: Verdict) -> Iterator[Block]:
 def _answer(facts: LedgerFacts, verdict: Verdict, code: int) -> Answer:
     """How much left and what became of it; without all three claims shown, how much the ledger accounts for."""
     dates = f"{when(facts.first_time)} to {when(facts.last_time)}"
-    summaries = _many(len(facts.summaries), "summary", "summaries") if facts.summaries else ""
+    summaries = many(len(facts.summaries), "summary", "summaries") if facts.summaries else ""
     if code == VERIFIED:
-        text = f"{_many(verdict.uploads, 'update')} left" if verdict.uploads else "Nothing left"
+        text = f"{many(verdict.uploads, 'update')} left" if verdict.uploads else "Nothing left"
         text = f"No update left, and {summaries} did" if summaries and not verdict.uploads else text
         detail = (
             f"Verified from {dates}: unchanged, complete by the coordinator's receipts of {when(verdict.copied)}, "
             "under this site's key."
         )
     else:
-        text = f"This ledger accounts for {_many(verdict.uploads, 'update') if verdict.uploads else 'no update'}"
+        text = f"This ledger accounts for {many(verdict.uploads, 'update') if verdict.uploads else 'no update'}"
         detail = f"Not fully verified: {verdict.reason}." if verdict.reason else "Unchanged since it was written."
         detail += f" From {dates}."
     if verdict.uploads:
@@ -100,8 +101,8 @@ def _claims(verdict: Verdict) -> tuple[Claim, ...]:
     """The verdict's three: consistent, complete, whose. Each says on what it rests, or that it was not shown."""
     signed = "each line follows from the one before it, and signed heads cover every whole one"
     if verdict.unsigned_tail:
-        signed = f"as far as signed heads go; none covers the last {_many(verdict.unsigned_tail, 'line')}"
-    tail = f"; the last {_many(verdict.tail, 'line')} came later and are this site's word alone" if verdict.tail else ""
+        signed = f"as far as signed heads go; none covers the last {many(verdict.unsigned_tail, 'line')}"
+    tail = f"; the last {many(verdict.tail, 'line')} came later and are this site's word alone" if verdict.tail else ""
     complete = f"nothing was cut off, by the coordinator's receipts of {when(verdict.copied)}{tail}"
     whose = f"the key is the site's, by {verdict.whose}"
     return (
@@ -119,9 +120,10 @@ def _head(facts: LedgerFacts, verdict: Verdict) -> Iterator[Block]:
         "in it, and none is on this page.",
         faint=True,
     )
+    newer = f"{many(verdict.tail, 'line')} at its end {'is' if verdict.tail == 1 else 'are'} newer"
     copied = (
-        f"{verdict.compared} of the coordinator's, copied {when(verdict.copied)} by its clock; {verdict.tail} lines at "
-        "its end are newer than the newest of them"
+        f"{verdict.compared} of the coordinator's, copied {when(verdict.copied)} by its clock; {newer} than the newest "
+        "of them"
     )
     control = f"{size(facts.control_bytes)} of messages (announcements, metrics, questions)"
     again = "once" if verdict.resends == 1 else f"{verdict.resends} times"
@@ -138,7 +140,7 @@ def _head(facts: LedgerFacts, verdict: Verdict) -> Iterator[Block]:
         if verdict.resends
         else "",
         "Beside it": control if facts.control_bytes else "not counted",
-        "Ledger": ", ".join(filter(None, (verdict.ledger_id, _many(verdict.lines, "line")))),
+        "Ledger": ", ".join(filter(None, (verdict.ledger_id, many(verdict.lines, "line")))),
     }
     yield Facts(tuple((name, value) for name, value in rows.items() if value))
 
@@ -229,7 +231,7 @@ def _stays(study: StudyFacts, approval: Approval) -> Iterator[Block]:
         rows = tuple((row.name, row.dtype, row.shape, row.why) for row in approval.stays)
         yield Grid(("tensor", "type", "shape", "why"), rows, 4, codes=(0,))
     else:
-        yield Paragraph(f"Everything but the {_many(approval.tensors, 'approved tensor')}.")
+        yield Paragraph(f"Everything but the {many(approval.tensors, 'approved tensor')}.")
     both = sorted({row.name for row in approval.stays} & {row.name for row in study.tensors})
     if both:
         yield Paragraph(
@@ -254,7 +256,3 @@ def _how(facts: LedgerFacts, verdict: Verdict) -> Iterator[Block]:
         ("Authority", facts.authority or "not known"),
     )
     yield Facts(rows, codes=True)
-
-
-def _many(count: int, what: str, several: str = "") -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {several or what + 's'}"

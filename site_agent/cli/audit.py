@@ -12,7 +12,7 @@ from site_agent.cli.rollover import rollover
 from site_agent.cli.service import kept
 from wardround.cli import Json, group, print_json, say, say_next
 from wardround.errors import UsageProblem
-from wardround.terminal import escaped
+from wardround.terminal import escaped, many
 
 if TYPE_CHECKING:
     from site_agent.audit import Copy, Verdict
@@ -332,9 +332,10 @@ def _print_verdict(verdict: "Verdict", code: int, bundled: bool) -> None:
         f"{verdict.refused} refused), {size(verdict.bytes)} in all{again}{summaries}"
     )
     if verdict.complete:
+        newer = f"{many(verdict.tail, 'line')} at its end {'is' if verdict.tail == 1 else 'are'} newer than the newest"
         print(
-            f"complete: as of {_when(verdict.copied)}, when the copy of the coordinator's {verdict.compared} receipts "
-            f"was made; they agree, and {verdict.tail} lines at its end are newer than the newest"
+            f"complete: as of {_when(verdict.copied)}, when the copy of the coordinator's "
+            f"{many(verdict.compared or 0, 'receipt')} was made; they agree, and {newer}"
         )
     else:
         print("complete: NOT SHOWN")

@@ -11,6 +11,7 @@ from typing import TypeVar
 from site_agent.gateway.exit import egress
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.ledger_state import is_among
 from site_agent.gateway.exit.measure import NOTHING, measure
 from site_agent.gateway.exit.proposals import known
 from site_agent.gateway.requests import ReleaseDecision, Waiting
@@ -83,16 +84,18 @@ class Releases:
             else:
                 endorsed = self._endorsed(journal, update)
                 before, did = list(map(known, endorsed)), f"released round {round_} of `{study}`"
-                people = together(before, person, persons, did, f"another person runs {again}")
-                if len(people) < persons:
+                if len(before) < persons:  # else the policy wanted more when they did, and this act is the last one
+                    before = list(together(before, person, persons, did, f"another person runs {again}"))
+                if len(before) < persons:
                     self._ledger.append(_line(EndorsedEntry, study, *place, by))
                     self._ledger.sign()
                     raise NeedsPerson(
-                        f"round {round_} of `{study}`: released by {person.text}, {len(people)} of the {persons} "
+                        f"round {round_} of `{study}`: released by {person.text}, {len(before)} of the {persons} "
                         "people that the policy wants; it leaves when all have",
                         hint=f"another person runs {again}",
                     )
-                self._ledger.append(replace(_line(ReleasedEntry, study, *place, by), also_by=endorsed))
+                others = tuple(one for one in endorsed if not is_among(by, [one]))
+                self._ledger.append(replace(_line(ReleasedEntry, study, *place, by), also_by=others))
             self._ledger.sign()
 
     def is_decided(self, study: str) -> bool:

@@ -28,10 +28,10 @@ from site_agent.gateway.downloads import Downloads
 from site_agent.gateway.estimate import Estimate
 from site_agent.gateway.exit import egress, receipts
 from site_agent.gateway.exit.enforcement import PolicyEnforcement
-from site_agent.gateway.exit.evidence import HostileReceipt
 from site_agent.gateway.exit.ledger import Ledger
 from site_agent.gateway.exit.measure import Measured
 from site_agent.gateway.exit.staging import Staging
+from site_agent.gateway.outcomes import Outcomes
 from site_agent.gateway.policy.veto import lowest_loss
 from site_agent.gateway.room import with_room
 from site_agent.gateway.secure.checks import SumChecks
@@ -43,7 +43,7 @@ from wardround.local import traces
 from wardround.local.rate_limit import RateLimitedLog
 from wardround.records import trainer as records
 from wardround.records.assignment import DECLINED_UNKNOWN, STOP, TRAIN, UNKNOWN, Assignment, SiteStatus
-from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
+from wardround.records.receipts import ACCEPTED
 from wardround.tensors.files import TensorFile
 
 Answer = TypeVar("Answer", bound=records.Answer)
@@ -70,7 +70,7 @@ class Rounds:
         self._session = session
         self._ledger = ledger
         self._trainer = trainer
-        self._told = set[str]()  # studies whose last accepted round the trainer has heard of from this process
+        self._outcomes = Outcomes(state, session, ledger, self._ask)
         self._policy = PolicyEnforcement.of(state, site, ledger)
         self._staging = Staging(state.staging)
         self._downloads = Downloads(state, session, self._staging)
@@ -84,7 +84,7 @@ class Rounds:
             WardroundError: it cannot be done; ``approvals.reportable_code`` gives the code that may be declared.
         """
         if assignment.kind == STOP:
-            self._stop(assignment, interrupt)
+            with_room(partial(self._stop, assignment, interrupt), f"the end of `{assignment.study}`", interrupt)
             return False
         if assignment.kind == UNKNOWN:
             raise NotPermitted(
@@ -95,45 +95,22 @@ class Rounds:
         with traces.round_here(assignment.study, assignment.round):
             return with_room(partial(self._contribute, assignment, interrupt), what, interrupt)
 
+    def resolve(self, interrupt: Interrupt) -> None:
+        """As ``Outcomes.resolve``."""
+        self._outcomes.resolve(interrupt)
+
     def declined(self, assignment: Assignment, code: str) -> None:
         """Note that this site declined an assignment which it had begun, for whoever looks at `status`."""
         journal = self._state.journal(assignment.study)
         if (journal.study_digest, journal.round) == (assignment.digest, assignment.round):
             self._state.save_journal(replace(journal, declined=code, declined_at=now_text()))
 
-    def resolve(self, interrupt: Interrupt) -> None:
-        """Ask the coordinator about each upload that has no receipt, and act on its answer.
-
-        Raises:
-            Unavailable: the connection broke; the next one asks again.
-        """
-        for consent in self._state.consents():
-            self._settle(self._caught_up(self._state.journal(consent.study), interrupt), interrupt)
-        entries = self._ledger.unresolved
-        for upload_id in entries:
-            interrupt.check()
-            if upload_id not in self._ledger.unresolved:
-                continue  # its receipt came with that of another upload
-            with self._session.use() as connection:
-                if (envelope := connection.inquire(upload_id)) is None:
-                    continue  # it may go on; the assignment, if it is still open, comes again
-                try:
-                    taken = receipts.take_all({upload_id: envelope}, connection, self._ledger)
-                except HostileReceipt as error:
-                    log.error("%s. %s", error.message, error.hint)
-                    continue
-            for decided, receipt in taken.items():
-                log.info("upload %s of `%s`: %s", decided[:12], entries[decided].study, receipt.decision)
-                journal = self._state.journal(entries[decided].study)
-                if journal.upload_id == decided:
-                    self._decide(journal, receipt, interrupt)
-
     def _contribute(self, assignment: Assignment, interrupt: Interrupt) -> bool:
         """An update's way, from what is asked to its receipt. Returns whether it waits for a person."""
         consent = consents.require(self._state.consent(assignment.study), assignment.study, assignment.digest)
         consents.require_offered(consent, self._state.offer(assignment.study), assignment)
         self._refuse_disputed(assignment)
-        last = self._caught_up(self._state.journal(assignment.study), interrupt)
+        last = self._outcomes.caught_up(self._state.journal(assignment.study), interrupt)
         consents.refuse_beyond(consent, assignment, *self._reached(last, consent))
         journal = self._begin(assignment, last, consent, interrupt)
         if journal.decision:
@@ -158,7 +135,7 @@ class Rounds:
         journal.phase, journal.upload_id = "uploading", upload.header.upload_id
         self._state.save_journal(journal, "content")
         receipt = egress.send(upload, self._session, self._ledger, self._policy, consent, interrupt)
-        self._decide(journal, receipt, interrupt)
+        self._outcomes.decide(journal, receipt, interrupt)
         receipts.refuse_if_ledger_refused(receipt)
         return False
 
@@ -209,8 +186,8 @@ class Rounds:
     def _begin(self, assignment: Assignment, last: Journal, consent: Consent, interrupt: Interrupt) -> Journal:
         """The journal for this assignment: the last one if it can go on, else a fresh one. What was made under another
         consent, perhaps from other data, never goes on."""
-        self._settle(last, interrupt)
-        self._remind(last, interrupt)
+        self._outcomes.settle(last, interrupt)
+        self._outcomes.remind(last, interrupt)
         same_study = last.study_digest == assignment.digest and last.revision == assignment.revision
         same_consent = last.consent == consent.digest
         same_round = same_study and same_consent and (last.round, last.kind) == (assignment.round, assignment.kind)
@@ -222,8 +199,10 @@ class Rounds:
         if same_round and last.decision in ("", ACCEPTED) and self._usable(last, base):
             log.info("round %d of `%s` is asked again: the same update is sent", last.round, last.study)
             return replace(begun, attempt=assignment.attempt, phase="trained", upload_id="", decision="", applied=True)
-        if same_study and last.update and not last.decision and last.round != assignment.round:
-            self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round), interrupt)
+        if same_study and last.update and last.round != assignment.round:
+            self._outcomes.learn(last, interrupt)
+            if not last.decision:
+                self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round), interrupt)
         self._forget_files(last)
         return self._fresh(assignment, base, consent, last)
 
@@ -290,52 +269,6 @@ class Rounds:
             journal.update_digest = measured.manifest.digest()
         return measured
 
-    def _caught_up(self, journal: Journal, interrupt: Interrupt) -> Journal:
-        """The journal with what the ledger knows and it does not: the process ended between the two."""
-        decided = journal.upload_id and not journal.decision and journal.upload_id not in self._ledger.unresolved
-        if decided and (receipt := self._ledger.receipt(journal.upload_id)) is not None:
-            self._decide(journal, receipt, interrupt)
-        return journal
-
-    def _decide(self, journal: Journal, receipt: Receipt, interrupt: Interrupt) -> None:
-        if receipt.decision == NOT_RECEIVED:
-            journal.phase, journal.upload_id = "trained", ""
-            self._state.save_journal(journal)
-            return
-        if receipt.decision == ACCEPTED:
-            log.info("round %d of `%s` accepted", receipt.round, receipt.study)
-        else:
-            log.error("%s", receipts.explain_refusal(receipt))
-        journal.phase, journal.decision = "decided", receipt.decision
-        consent = self._state.consent(journal.study)  # a site that evaluates goes on from what it has judged
-        journal.applied = not journal.update and not (consent is not None and consent.evaluates)
-        if journal.applied:
-            self._state.save_journal(journal, "nothing")
-        self._settle(journal, interrupt)  # and writes it down when the trainer has heard; until then the ledger has it
-
-    def _settle(self, journal: Journal, interrupt: Interrupt) -> None:
-        """Let the trainer hear a decision that it has not heard. The ledger has it, whatever the journal says."""
-        if journal.applied or not journal.decision:
-            return
-        form = records.Commit if journal.decision == ACCEPTED else records.Discard
-        self._ask(form(study=journal.study, revision=journal.revision, round=journal.round), interrupt)
-        journal.applied = True
-        if journal.decision == ACCEPTED:
-            journal.untold = journal.round
-            self._told.add(journal.study)
-        self._state.save_journal(journal, "nothing")
-
-    def _remind(self, journal: Journal, interrupt: Interrupt) -> None:
-        """Let the trainer hear once more, in this process's first round of a study, what it may have forgotten with the
-        power. Where a person has removed what it kept, it begins with what there is."""
-        if journal.untold and journal.study not in self._told:
-            accepted = records.Commit(study=journal.study, revision=journal.revision, round=journal.untold)
-            try:
-                self._ask(accepted, interrupt)
-            except NeedsPerson as error:
-                log.warning("%s. %s", error.message, error.hint)
-        self._told.add(journal.study)
-
     def _stop(self, assignment: Assignment, interrupt: Interrupt) -> None:
         consent = self._state.consent(assignment.study)
         if consent is None or consent.study_digest != assignment.digest:
@@ -343,11 +276,12 @@ class Rounds:
         journal = self._state.journal(assignment.study)
         if journal.study_digest != assignment.digest:
             journal = Journal(assignment.study, assignment.revision, assignment.digest)
-        self._settle(self._caught_up(journal, interrupt), interrupt)
+        self._outcomes.settle(self._outcomes.caught_up(journal, interrupt), interrupt)
+        self._outcomes.learn(journal, interrupt)
         if assignment.reason not in ("finished", "stopped", "failed") or journal.ended:
             return
         if assignment.reason == "finished" and consent.state == "approved":
-            self._remind(journal, interrupt)
+            self._outcomes.remind(journal, interrupt)
             self._finish(assignment, consent, interrupt)
         self._forget_files(journal)
         self._secure.ended(assignment.study)

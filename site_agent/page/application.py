@@ -145,7 +145,7 @@ def application(site: str, source: Source, users: Users, live: Live) -> Applicat
     )
     return Application(
         f"Wardround · {site}", "wardround-site", SECTIONS, views, users, live,
-        is_ready=lambda: source.service() is not None,
+        is_ready=lambda: source.service() is not None, add_user="site-agent page user add NAME",
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from site_agent.gateway.policy_requests import Proposed
 from site_agent.gateway.requests import Waiting
 from site_agent.page.source import Here
 from wardround.pages.blocks import Answer, Block, Claim, Facts, Field, Form, Grid, Heading, Links, Page, Paragraph, Tone
+from wardround.terminal import many
 
 ABOUT = "On this machine only"
 ENDED = ("finished", "stopped", "failed")
@@ -37,12 +38,12 @@ def _home(here: Here, today: str) -> Iterator[Block]:
     new = [row for row in here.studies if row.state in NEW]
     updates = here.left.of_day(today)
     summaries = sum(at.startswith(today) for at, _ in here.left.summaries)
-    waits = [_many(len(held), "update waits", "updates wait") + " to be released"] if held else []
+    waits = [many(len(held), "update waits", "updates wait") + " to be released"] if held else []
     waits += ["a change of the policy waits for a further person"] if here.proposed.sha256 else []
-    waits += [_many(len(new), "study waits", "studies wait") + " to be looked at"] if new else []
-    left = f"{_many(len(updates), 'update')}, {size(sum(update.bytes for update in updates))}" if updates else "nothing"
+    waits += [many(len(new), "study waits", "studies wait") + " to be looked at"] if new else []
+    left = f"{many(len(updates), 'update')}, {size(sum(update.bytes for update in updates))}" if updates else "nothing"
     if summaries:
-        left += f"; {_many(summaries, 'summary', 'summaries')} of columns"
+        left += f"; {many(summaries, 'summary', 'summaries')} of columns"
     yield Answer(
         "open" if waits else "good", f"{'; '.join(waits) or 'Nothing waits for a person'}.", "",
         (Claim("Left today", "plain", f"{left} (by UTC, {today})"), *_claims(here)),
@@ -105,7 +106,7 @@ def left_page(left: Left, day: str, today: str) -> Page:
 def _left(left: Left, day: str) -> Iterator[Block]:
     days = sorted({update.at[:10] for update in left.updates.values()}, reverse=True)
     updates = left.of_day(day)
-    text = f"{_many(len(updates), 'update')} left on {day}" if updates else f"Nothing left on {day}"
+    text = f"{many(len(updates), 'update')} left on {day}" if updates else f"Nothing left on {day}"
     yield Answer(
         "plain", f"{text}.", "By UTC, as the ledger counts; `site-agent audit verify` says whether it is whole."
     )
@@ -238,7 +239,7 @@ def waiting_page(waiting: Waiting, *, may_decide: bool) -> Page:
 
 
 def _waiting(waiting: Waiting, *, may_decide: bool) -> Iterator[Block]:
-    yield Answer("open", f"It would take out {size(waiting.payload_bytes)} in {_many(len(waiting.tensors), 'tensor')}.")
+    yield Answer("open", f"It would take out {size(waiting.payload_bytes)} in {many(len(waiting.tensors), 'tensor')}.")
     numbers = tuple(sorted(waiting.metrics.items()))
     yield Facts((
         ("Study", f"{waiting.study}, revision {waiting.revision}, round {waiting.round}"),
@@ -307,7 +308,3 @@ def _and(names: Sequence[str]) -> str:
 
 def _rounded(decimal: str | None) -> str:
     return f"{float(decimal):.6g}" if decimal is not None else ""
-
-
-def _many(count: int, what: str, several: str = "") -> str:
-    return f"{count} {what if count == 1 else several or what + 's'}"

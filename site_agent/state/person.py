@@ -5,12 +5,10 @@ is the one that the page runs as, or the login with which somebody began it.
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 
-from wardround.errors import UsageProblem
 from wardround.local import person
-from wardround.local.person import PAGE, Account, KnownPerson, Person, user_name, who
+from wardround.local.person import PAGE, Account, KnownPerson, Person, together, user_name, who
 
 __all__ = ["Account", "KnownPerson", "Person", "at_page", "behind", "together", "user_name", "who"]
 
@@ -18,21 +16,6 @@ __all__ = ["Account", "KnownPerson", "Person", "at_page", "behind", "together", 
 def at_page(name: str) -> Person:
     """Somebody who logged in to the page, which this process serves."""
     return Person(name, os.geteuid(), PAGE, Account(user_name(os.geteuid()), os.geteuid()))
-
-
-def together(before: Sequence[Person], person: Person, wanted: int, did: str, again: str) -> tuple[Person, ...]:
-    """Those who decided before, and ``person``, who must be somebody else.
-
-    Args:
-        wanted: how many different people the policy wants.
-        did: what they did, as in "approved study `hearts`". again: what another person runs.
-
-    Raises:
-        UsageProblem: this person has done it already.
-    """
-    if any(other.may_be(person) for other in before):
-        raise UsageProblem(f"{person.text} has {did} already; the policy wants {wanted} different people", hint=again)
-    return (*before, person)
 
 
 def behind(claimed: Person, pid: int, uid: int) -> Person:

@@ -64,7 +64,7 @@ class Pages:
             View("/act", self._act, method="POST", decides=True),
             View("/rounds/{round:int}", lambda visit: Page("Round", "Test", ())),
         )
-        application = Application("Test", "test", (("Home", "/"),), views, self.users, Live())
+        application = Application("Test", "test", (("Home", "/"),), views, self.users, Live(), add_user="add NAME")
         self.app = Guard(application.app, {ORIGIN})
 
     def _act(self, visit: Visit) -> Moved:
@@ -372,7 +372,7 @@ def test_provider_that_does_not_answer(
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     log_to_stderr()
     provider = StuckProvider()
-    application = Application("Test", "test", (), (), served.users, Live(), provider=cast(Any, provider))
+    application = Application("Test", "test", (), (), served.users, Live(), provider=cast(Any, provider), add_user="")
     transport = httpx.ASGITransport(Guard(application.app, {ORIGIN}))
 
     async def ask() -> list[int]:

@@ -594,9 +594,7 @@ def test_terminal_escape__in_a_receipt(hospital: SiteWorld, tmp_path: Path, capl
     hospital.coordinator.refuse_with = "X" + EVIL
     hospital.coordinator.assign(STUDY, 1)
     hospital.coordinator.wait_receipts(1)
-    assert hospital.agent is not None
-    hospital.agent.stop()
-    hospital.agent = None
+    hospital.stop()
     out = tmp_path / "report.html"
     for words in (("show",), ("show", "--json"), ("verify",), ("report", "--out", str(out))):
         assert_tame(on_terminal(hospital, "audit", *words)[0])
@@ -691,9 +689,7 @@ def test_hostile_receipt(lied_to: tuple[SiteWorld, LyingCoordinator], lie: dict[
     assert len(lying.uploads) == 1
     world.restart()
     lying.wait_connected()
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     verdict, code = audit.verify(world.state.ledger)
     assert (code, verdict.unresolved, verdict.first_bad) == (audit.UNRESOLVED, 1, None), verdict.reason
     assert verify_ledger.judge(world.state.ledger)[0] == audit.UNRESOLVED
@@ -720,9 +716,7 @@ def test_hostile_receipt__and_then_the_truth(lied_to: tuple[SiteWorld, LyingCoor
     world.trainer.wait_asked("commit")
     lying.assign(STUDY, 2)
     world.trainer.wait_asked("commit", 2)
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     assert world.verdict().consistent
     assert [json.loads(line["envelope"]["payload"])["round"] for line in world.lines("receipt")] == [1, 2]
 
@@ -735,9 +729,7 @@ def test_hostile_receipt__without_end(lied_to: tuple[SiteWorld, LyingCoordinator
     lying.changes = {"previous": "11" * 32}
     lying.assign(STUDY, 1)
     lying.wait_declared("DECLINED", "DECLINED_POLICY")
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     ledger = Ledger(world.state.ledger, world.identity_key())
     (upload,) = ledger.unresolved
     for number in range(2 * evidence.MAX_FILES):
@@ -860,6 +852,7 @@ def test_rejected_numbers_guessed_from_a_lines_hash(site: SiteWorld) -> None:
         known = replace(line, entry=replace(line.entry, update=guessed, salt=None))
         assert line_hash(known.encoded()) not in shown
     assert len({line.document()["salt"] for line in lines}) == len(lines) == 2
+    site.stop()
     assert ledgers.both(site.state.ledger)[0] == audit.CONSISTENT
 
 
@@ -910,9 +903,7 @@ def test_lines_without_end(site: SiteWorld, blocked: bool, caplog: pytest.LogCap
     (taken,) = site.coordinator.wait_receipts(1)
     assert site.trainer is not None
     site.trainer.wait_asked("commit")
-    assert site.agent is not None
-    site.agent.stop()
-    site.agent = None
+    site.stop()
     assert len(site.lines("upload")) == 1
     assert written(site) < (2 * grown[0], 2 * grown[1])
     assert len(site.lines("declare")) + left_out(site, "declare") == asked + 1
@@ -949,9 +940,7 @@ def test_lines_without_end__connections(
     (taken,) = coordinator.wait_receipts(1)
     assert site.trainer is not None
     site.trainer.wait_asked("commit")
-    assert site.agent is not None
-    site.agent.stop()
-    site.agent = None
+    site.stop()
     opened = [line for line in site.lines("session") if line["event"] == "opened"]
     assert len(opened) + left_out(site, "session") + 1 == ended + 1  # the last line is of one that had none
     assert sum(line.get("bytes_up", 0) for line in site.lines("session")) == len(taken.payload)
@@ -1216,9 +1205,7 @@ def test_said_outside_a_connection(site: SiteWorld) -> None:
     site.coordinator.version = "9.9.9"  # after the call, so that no connection begins
     site.start()
     site.coordinator.wait_for(lambda: len(site.coordinator.heard) >= 3, "the studies are asked for")
-    assert site.agent is not None
-    site.agent.stop()
-    site.agent = None
+    site.stop()
     counted = [row for line in site.lines("control") for row in line["methods"] if row["method"] == "Studies"]
     assert sum(row["messages"] for row in counted) >= 1
 

@@ -319,9 +319,7 @@ def hospital(tmp_path: Path) -> Iterator[SiteWorld]:
     world = SiteWorld(tmp_path)
     try:
         world.ready()
-        assert world.agent is not None
-        world.agent.stop()
-        world.agent = None
+        world.stop()
         yield world
     finally:
         world.close()
@@ -430,9 +428,7 @@ def test_fsync_fails_once__at_every_one_of_a_round(tmp_path: Path) -> None:
         world = SiteWorld(folder)
         try:
             world.ready()
-            assert world.agent is not None
-            world.agent.stop()
-            world.agent = None
+            world.stop()
             if not ends_with_73_and_goes_on(world, "", nth):
                 break
         finally:

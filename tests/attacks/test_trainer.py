@@ -137,9 +137,7 @@ def test_resent_file_was_rewritten__gateway_killed(tmp_path: Path, specs: tuple[
     gateway: Service | None = None
     try:
         world.ready()
-        assert world.agent is not None
-        world.agent.stop()
-        world.agent = None
+        world.stop()
         world.hostile.breaks, world.hostile.take = 1000, world.size // 2
 
         def strike(broken: int) -> None:
@@ -436,9 +434,7 @@ def test_told_counts_are_false__by_the_time_that_is_left(site: SiteWorld, monkey
         site.coordinator.wait_for(lambda n=attempt: declared(site, pb.DECLINED) == n, "declined again")  # type: ignore[misc]
     said = [one.estimate_s for one in site.coordinator.declared if one.status == pb.TRAINING]
     preview = site.command("preview", study=STUDY, data="patients")
-    assert site.agent is not None
-    site.agent.stop()
-    site.agent = None
+    site.stop()
     assert [line["estimate_s"] for line in site.lines("declare") if "estimate_s" in line] == said
     assert len(said) == estimate.MOST_TOLD
     assert {one // 60 for one in said} <= set(estimate.MINUTES)
@@ -536,9 +532,7 @@ def test_chmod_follows_a_link__planted(exit_world: ExitWorld, plant: str, monkey
     assert ledger.read_bytes().startswith(before)
     assert stat.S_IMODE(ledger.stat().st_mode) == 0o600
     assert not model.exists()
-    assert exit_world.agent is not None
-    exit_world.agent.stop()
-    exit_world.agent = None
+    exit_world.stop()
     assert exit_world.verdict().ok
 
 

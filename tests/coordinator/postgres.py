@@ -38,14 +38,17 @@ def _program(name: str) -> Path | None:
 class Postgres:
     """One server, with its own folder. Everyone on this machine may connect without a password."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Path | None = None, log: Path | None = None) -> None:
+        """``tables`` and ``log``: existing folders for its tables and its write-ahead log, each a disk of its own."""
         self.folder = Path(
             tempfile.mkdtemp(prefix="wardround-postgres-", dir=SHORT_LIVED if SHORT_LIVED.is_dir() else None)
         )
         self.port = free_port()
-        self._as = _as_other_user(self.folder)
-        self.data = self.folder / "data"
-        self._run("initdb", "-D", str(self.data), "-U", USER, "--auth=trust", "--no-sync", "--locale=C", "-E", "UTF8")
+        self._as = _as_other_user(self.folder, *filter(None, (tables, log)))
+        self.data = (tables or self.folder) / "data"
+        apart = [] if log is None else ["--waldir", str(log / "wal"), "--wal-segsize=1"]
+        options = ["-U", USER, "--auth=trust", "--no-sync", "--locale=C", "-E", "UTF8", *apart]
+        self._run("initdb", "-D", str(self.data), *options)
         self._used_again = ""
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -116,8 +119,8 @@ class Postgres:
         shutil.rmtree(self.folder)
 
 
-def _as_other_user(folder: Path) -> list[str]:
-    """What begins a command that must not be root's, as the server refuses to be; ``folder`` is that user's then.
+def _as_other_user(*folders: Path) -> list[str]:
+    """What begins a command that must not be root's, as the server refuses to be; ``folders`` are that user's then.
 
     A command that changes the user itself: Python would fork for it, which gRPC's threads do not survive.
     """
@@ -125,5 +128,6 @@ def _as_other_user(folder: Path) -> list[str]:
         return []
     known = {entry.pw_name: entry for entry in pwd.getpwall()}
     entry = known.get("postgres") or known["nobody"]
-    os.chown(folder, entry.pw_uid, entry.pw_gid)
+    for folder in folders:
+        os.chown(folder, entry.pw_uid, entry.pw_gid)
     return ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"]

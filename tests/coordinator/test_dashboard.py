@@ -17,6 +17,7 @@ from coordinator.cli import dashboard as commands
 from coordinator.dashboard import pages
 from coordinator.dashboard.application import application
 from coordinator.dashboard.source import ANSWER_S, Source
+from coordinator.journal_records import WaitingList
 from coordinator.study_answers import StudyStatus
 from tests.browser import CHEAP, ORIGIN, PASSWORD, Browser
 from tests.coordinator.conftest import WAIT_S, Place
@@ -28,6 +29,8 @@ from wardround.web import serving
 from wardround.web.guard import Guard
 from wardround.web.live import Live
 from wardround.web.passwords import Users
+
+NOTHING_WAITS = WaitingList(waiting=(), needed_for=(), config=(), lapse_s=86400)
 
 
 class Dashboard:
@@ -74,7 +77,7 @@ def test_studies_sites_and_rounds_are_shown_as_they_are(place: Place, dashboard:
     assert all(site in sites for site in ("alpha", "bravo", "charlie"))
     assert "each is renewed in time" in sites
     assert "404" not in browser.get("/studies/none", 404)
-    assert "There is no study `none` here." in browser.get("/studies/none", 404)
+    assert "There is no study <code>none</code> here." in browser.get("/studies/none", 404)
 
 
 def test_a_page_is_told_of_a_site_that_comes_and_of_a_service_that_goes(place: Place, dashboard: Dashboard) -> None:
@@ -105,7 +108,7 @@ def test_the_service_is_asked_once_for_each_change(place: Place, dashboard: Dash
     version, pages_seen = dashboard.live.version, [browser.get("/") for _ in range(5)]
     assert dashboard.live.version == version
     assert len(pages_seen) == 5
-    assert len(asked) == 3  # studies, the study's status, sites
+    assert len(asked) == 4  # studies, the study's status, sites, what waits for a second person
 
 
 def test_a_dashboard_of_a_user_of_its_own_may_not_look_into_the_state_directory(
@@ -210,7 +213,7 @@ def row(**changes: object) -> StudyRow:
 def test_what_needs_a_person_stands_first() -> None:
     sites = SiteList(sites=(SiteRow(site="alpha", state="enrolled"),), receipt_key="k")
     paused = status(state="paused", why="the quorum was missed")
-    answer, grid = pages.studies_page([row(state="paused")], {"trial": paused}, sites).blocks
+    answer, grid = pages.studies_page([row(state="paused")], {"trial": paused}, sites, NOTHING_WAITS).blocks
     assert (answer.tone, answer.text) == ("bad", "1 study, 0 running; paused: trial.")  # type: ignore[union-attr]
     assert answer.detail == "trial: the quorum was missed"  # type: ignore[union-attr]
     assert [claim.text for claim in answer.claims] == [  # type: ignore[union-attr]
@@ -254,3 +257,22 @@ def test_it_ends_while_a_page_waits_for_a_service_that_does_not_answer(tmp_path:
         for connection in held:
             connection.close()
     assert "ended while a page waits for an answer that does not come" in dashboard.tail()
+
+
+def test_where_nobody_can_log_in_it_says_what_to_type(tmp_path: Path) -> None:
+    """It was `ready`, and each log-in failed with `not known here`."""
+    told = "Nobody can log in yet. This lets somebody, and counts at once: `coordinator dashboard user add NAME`"
+    given = ("dashboard", "serve", "--users", tmp_path, "--read-socket", tmp_path / "read.sock")
+    with listen(tmp_path / "read.sock"):
+        dashboard = Service(tmp_path / "log", "coordinator", *given, "--listen", "127.0.0.1:0")
+        url = dashboard.wait_line("ready").partition(" ")[2]
+        wait_until(lambda: told in dashboard.tail(), "it says so", WAIT_S)
+        Users(tmp_path / "users.json", CHEAP).put("dana", PASSWORD, "look")
+        with urllib.request.urlopen(f"{url}/login", timeout=WAIT_S) as page:
+            assert "Nobody can log in" not in page.read().decode()
+        dashboard.stop(WAIT_S)
+        (tmp_path / "log").unlink()
+        dashboard = Service(tmp_path / "log", "coordinator", *given, "--listen", "127.0.0.1:0")
+        dashboard.wait_line("ready")
+        dashboard.stop(WAIT_S)
+    assert "Nobody can log in" not in (tmp_path / "log").read_text()

@@ -66,7 +66,7 @@ def test_a_coordinator_in_order_has_no_problem(place: Place) -> None:
         server.close()
     assert [one for one in findings if one.state == PROBLEM] == []
     assert of(findings, "port").text == f"{place.address} is answered by this coordinator"
-    assert of(findings, "database").text == "1 sites, 0 studies"
+    assert of(findings, "database").text == "1 site, 0 studies"
     assert of(findings, "service").text == "runs"
 
 

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from coordinator import answers, member_answers, requests, summary_answers
 from coordinator.answers import Answer, SiteList
-from coordinator.journal_records import JournalCopied, JournalText
+from coordinator.journal_records import (
+    JournalCopied,
+    JournalText,
+    Proposed,
+    SecondPersonApplied,
+    WaitingList,
+)
 from coordinator.metric_answers import ModelMeans, ReportedNumbers, StudyMetrics
 from coordinator.requests import Request, request_from
 from coordinator.study_answers import (
@@ -80,20 +86,22 @@ st.register_type_strategy(requests.CreateStudy, st.builds(requests.CreateStudy, 
 
 OF_A_STUDY = (
     requests.StartStudy, requests.StopStudy, requests.ShowStatus, requests.ShowFits, requests.ShowReport,
-    requests.FollowStudy, requests.RenewStudy, requests.ArchiveStudy, requests.EditStudy,
+    requests.FollowStudy, requests.RenewStudy, requests.ArchiveStudy, requests.EditStudy, requests.NoteModelExport,
 )  # fmt: skip
 REQUESTS = (
     requests.Invite, requests.ListSites, requests.Revoke, requests.CopyReceipts, requests.RollOver,
     requests.CreateStudy, requests.ListStudies, requests.WatchAll, requests.ShowAuthority, requests.LeaveRoot,
     requests.RequestIntermediate, requests.InstallIntermediate, requests.RetireRoot, *OF_A_STUDY,
     requests.MakeSnapshot, requests.NoteExport, requests.CopyJournal, requests.CreateSummary, requests.ListSummaries,
-    requests.ShowSummary, requests.CloseSummary,
+    requests.ShowSummary, requests.CloseSummary, requests.NoteRootExport, requests.ListWaiting, requests.TakeBack,
+    requests.ApplySecondPerson,
 )  # fmt: skip
 ANSWERS = (
     answers.InvitationMade, SiteList, answers.Revoked, member_answers.ReceiptsCopied, member_answers.RolledOver,
     answers.StudyCreated, answers.StudyEdited, JournalCopied, JournalText, StudyMetrics, answers.Changed,
     StudyStatus, StudyReport, StudyFits, answers.StudyRenewed, answers.StudyList, answers.SnapshotMade,
     member_answers.AuthorityStatus, member_answers.IntermediateRequested, member_answers.Noted,
+    Proposed, SecondPersonApplied, WaitingList,
     summary_answers.SummaryCreated, summary_answers.SummaryList, summary_answers.SummaryShown,
 )  # fmt: skip
 

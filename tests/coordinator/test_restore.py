@@ -10,7 +10,7 @@ import grpc
 import pytest
 import sqlalchemy as sa
 
-from coordinator import backups
+from coordinator import backups, restores
 from coordinator import state_directory as places
 from coordinator.answers import SnapshotMade
 from coordinator.state_directory import State, Storage
@@ -49,7 +49,8 @@ def lost_and_restored(place: Place, backup: Path) -> list[str]:
     place.coordinator.stop()
     shutil.rmtree(place.state.root)
     backups.put_back(backup, place.state)
-    studies = backups.going_on(place.state)
+    with restores.opened(place.state) as context:
+        studies = restores.going_on(context)
     place.serve()
     return studies
 
@@ -250,7 +251,8 @@ def test_a_backup_of_a_file_is_restored_on_a_server_and_one_of_a_server_to_a_fil
     backups.put_back(out, place.state, storage)
     assert place.state.config().storage == storage
     assert place.state.database.exists() == shared
-    assert backups.going_on(place.state) == ["trial"]
+    with restores.opened(place.state) as context:
+        assert restores.going_on(context) == ["trial"]
     place.serve()
     assert place.coordinator.context.store.shared != shared
     assert place.ask("renew", study="trial")["model"] == 1

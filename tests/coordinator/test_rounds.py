@@ -1,5 +1,6 @@
 """Studies from their start to their end, over real gRPC with mutual TLS on loopback."""
 
+import logging
 import threading
 from collections import Counter
 
@@ -443,3 +444,21 @@ def test_a_rounds_spans_name_study_round_and_site_and_nothing_else(place: Place)
             assert span.parent == whole
         elif site is not None:
             assert span.parent == asked[site]
+
+
+def test_the_log_calls_the_round_after_the_last_the_closing_round(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was "round 2" of a study of one round."""
+    caplog.set_level(logging.INFO, "coordinator.studies.engine")
+    sites = place.begin(rounds=1)
+    for _ in ("the round", "the closing round"):
+        for site in sites:
+            site.answer(site.next_assignment())
+    place.until(lambda status: status["state"] == "finished")
+    wait_until(lambda: "trial: finished" in [record.getMessage() for record in caplog.records], "it says so", WAIT_S)
+    said = [record.getMessage() for record in caplog.records]
+    assert [line for line in said if line.startswith("trial: ") and "attempt" in line] == [
+        "trial: round 1, attempt 1: alpha, bravo, charlie", "trial: round 1, attempt 1: closed",
+        "trial: closing round, attempt 1: alpha, bravo, charlie", "trial: closing round, attempt 1: closed",
+    ]  # fmt: skip

@@ -136,6 +136,7 @@ class FakeCoordinator(
         self.told: list[summaries_pb2.SiteSummary] = []
         self.declared: list[pb.DeclareRequest] = []
         self.uploads: dict[bytes, Taken] = {}
+        self.inquired: list[bytes] = []  # the ids of uploads that were asked about
         self.enrolments: list[enrolment_pb2.EnrolRequest] = []
         self.downloads: list[int] = []
         self.pages: list[int] = []  # how many lines each page of the ledger had
@@ -505,6 +506,9 @@ class FakeCoordinator(
             rpc.abort(context, NotPermitted(f"site `{self.site}` was revoked", code="SITE_REVOKED"))
 
     def _inquired(self, upload_id: bytes) -> pb.UploadReply:
+        with self.changed:
+            self.inquired.append(upload_id)
+            self.changed.notify_all()
         taken = self.uploads.get(upload_id)
         if taken is not None and taken.receipt is not None:
             return pb.UploadReply(receipt=taken.receipt)

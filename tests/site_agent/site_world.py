@@ -95,15 +95,19 @@ class SiteWorld:
         self.agent.start()
         return self.agent
 
-    def restart(self) -> Agent:
+    def stop(self) -> None:
+        """End the agent, so that the ledger's last lines are signed."""
         assert self.agent is not None
         self.agent.stop()
+        self.agent = None
+
+    def restart(self) -> Agent:
+        self.stop()
         return self.start()
 
     def roll_over(self) -> Agent:
         """`audit rollover`, and the agent after it."""
-        assert self.agent is not None
-        self.agent.stop()
+        self.stop()
         roll_over(self.state)
         return self.start()
 

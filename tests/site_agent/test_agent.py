@@ -76,9 +76,7 @@ def test_the_ledger_holds_every_tensor_that_left_and_verifies(world: SiteWorld) 
         world.coordinator.wait_receipts(round_)
     assert world.trainer is not None
     world.trainer.wait_asked("commit", 2)
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     uploads = world.lines("upload")
     assert [[row["name"] for row in line["tensors"]] for line in uploads] == [["shared.weight", "shared.bias"]] * 2
     assert all(float(row["l2"]) > 0 and row["nonfinite"] == 0 for line in uploads for row in line["tensors"])
@@ -132,9 +130,7 @@ def test_a_site_that_only_evaluates_reports_numbers_of_each_round(world: SiteWor
     assert world.trainer.commands("train") == []
     assert [line["round"] for line in world.lines("upload")] == [1, 2, 4]
     world.trainer.wait_asked("commit", 3)
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     assert world.verdict().ok
 
 
@@ -353,9 +349,7 @@ def test_an_upload_without_a_receipt_is_asked_about_after_a_crash(world: SiteWor
     world.coordinator.hold_uploads.clear()
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_whole()
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     assert world.verdict().unresolved == 1
     world.coordinator.hold_uploads.set()
     world.coordinator.wait_receipts(1)
@@ -372,9 +366,7 @@ def test_an_upload_that_never_arrived_is_sent_again_without_training_again(world
     world.coordinator.hold_uploads.clear()
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_whole()
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     world.coordinator.hold_uploads.set()
     world.coordinator.wait_receipts(1)
     world.coordinator.forget()
@@ -524,9 +516,7 @@ def test_a_journal_without_one_of_its_fields_is_named(world: SiteWorld) -> None:
     world.ready()
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     path = world.state.root / "journal" / f"{STUDY}.json"
     written = json.loads(path.read_bytes())
     assert world.state.journal(STUDY).round == 1

@@ -34,6 +34,15 @@ def test_help_answers_without_torch_grpc_or_cryptography() -> None:
     assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout.strip() == "set()"
 
 
+def test_a_command_asks_the_service_without_torch_grpc_or_numpy() -> None:
+    look = (
+        "import site_agent.cli.status, site_agent.gateway.status, site_agent.gateway.requests, sys; "
+        "print({'torch', 'grpc', 'numpy', 'sqlalchemy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 def test_the_trainers_listener_waits_without_torch_grpc_numpy_or_cryptography() -> None:
     look = (
         "import site_agent.trainer.listener, sys; print({'torch', 'grpc', 'numpy', 'cryptography'} & set(sys.modules))"

@@ -90,7 +90,7 @@ def test_the_command_prints_cause_and_fix_and_exits_78(
     lines = done.output.splitlines()
     at = lines.index(f"problem  port: nobody listens at {well.coordinator.address}")
     assert lines[at + 1] == "         fix: is the coordinator running? ask its operator"
-    assert lines[-1].startswith("1 problems, ")
+    assert lines[-1].startswith("1 problem, ")
     found = json.loads(CliRunner().invoke(main.app, [*give, "--json"]).output)["findings"]
     assert {"about", "state", "text", "fix"} == set(found[0])
 
@@ -463,9 +463,7 @@ def test_a_study_that_waits_or_cannot_go_on(state: str, found: str, said: str) -
 def test_approved_data_that_changed_is_a_problem(well: SiteWorld) -> None:
     well.start()
     well.approve()
-    assert well.agent is not None
-    well.agent.stop()
-    well.agent = None
+    well.stop()
     assert of(looked(well), f"study {STUDY}").state == OK
     assert well.trainer is not None
     well.trainer.seen, well.trainer.digest = "b6" * 32, "cd" * 32

@@ -57,8 +57,7 @@ def test_the_second_person_puts_it_in_force_and_the_ledger_names_both(world: Sit
     assert approved["consent_sha256"] == consent.digest
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     assert verify_ledger.judge(world.state.ledger)[0] == audit.verify(world.state.ledger)[1] != audit.TAMPERED
 
 
@@ -122,8 +121,7 @@ def test_what_was_endorsed_can_be_taken_back_and_counts_no_more(world: SiteWorld
     world.command("withdraw", study=STUDY, by=SECOND)
     with pytest.raises(UsageProblem, match="is not approved here"):
         world.command("withdraw", study=STUDY, by=SECOND)
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     assert verify_ledger.judge(world.state.ledger)[0] == audit.verify(world.state.ledger)[1] != audit.TAMPERED
 
 

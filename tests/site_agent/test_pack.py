@@ -46,9 +46,7 @@ def hospital(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, b
             world.coordinator.wait_receipts(round_)
         assert world.trainer is not None
         world.trainer.wait_asked("commit", 2)
-        assert world.agent is not None
-        world.agent.stop()
-        world.agent = None
+        world.stop()
         copy = b"".join(canonical.dumps(envelope.document()) + b"\n" for envelope in world.coordinator.copy())
         yield world.state.root, copy
     finally:

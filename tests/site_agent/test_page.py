@@ -87,7 +87,7 @@ def test_the_whole_account_is_shown_and_exactly_that_is_approved(offered: SitePa
     assert browser.fields(shown, f"{PATH}/approve")["digest"] == told["digest"]
     assert browser.press(shown, f"{PATH}/approve") == (303, "/")
     said = browser.get("/")
-    assert f"Study {STUDY} approved by dana for `patients`, 100 rows" in said
+    assert f"Study {STUDY} approved by dana for <code>patients</code>, 100 rows" in said
     assert f"Study {STUDY} approved" not in browser.get("/")  # once
     consent = offered.world.state.consent(STUDY)
     assert consent is not None
@@ -109,7 +109,7 @@ def test_where_the_policy_wants_two_people_one_log_in_is_not_two(offered: SitePa
     again = browser.get(f"{PATH}?data=patients")
     assert "Approved so far by dana (page), as" in again
     status, said = browser.press(again, f"{PATH}/approve")
-    assert (status, "has approved study `hearts` already" in said) == (400, True)
+    assert (status, "has approved study <code>hearts</code> already" in said) == (400, True)
     second = offered.browser("kim")
     assert second.press(second.get(f"{PATH}?data=patients"), f"{PATH}/approve") == (303, "/")
     consent = offered.world.state.consent(STUDY)
@@ -153,7 +153,7 @@ def test_who_may_only_look_decides_nothing(offered: SitePage) -> None:
     digest = offered.world.shown()
     csrf = looking.fields(shown, "/logout")["csrf"]
     status, said = looking.post(f"{PATH}/approve", csrf=csrf, data="patients", digest=digest)
-    assert (status, "`lou` may look, and decide nothing." in said) == (403, True)
+    assert (status, "<code>lou</code> may look, and decide nothing." in said) == (403, True)
     assert offered.world.state.consent(STUDY) is None
 
 
@@ -221,7 +221,7 @@ def test_where_the_policy_wants_two_people_an_update_waits_for_the_second(world:
         again = browser.get(path)
         assert "Released so far by dana (page), as" in again
         status, said = browser.press(again, f"{path}/release")
-        assert (status, "has released round 1 of `hearts` already" in said) == (400, True)
+        assert (status, "has released round 1 of <code>hearts</code> already" in said) == (400, True)
         second = page.browser("kim")
         assert second.press(second.get(path), f"{path}/release") == (303, "/")
         world.coordinator.wait_receipts(1)
@@ -299,3 +299,20 @@ def test_whoever_logged_in_is_named_with_the_account_that_the_kernel_knows(monke
     assert by == Person("dana", 0, "page", Account("3999999999", 3_999_999_999))
     assert by.text == "dana (page), as 3999999999"
     assert Person("dana", 0, "page", Account("dana", 0)).text == "dana (page), as dana"
+
+
+def test_where_nobody_can_log_in_the_page_says_what_to_type(offered: SitePage) -> None:
+    for name in ("dana", "lou"):
+        offered.users.remove(name)
+    shown = Browser(offered.app).get("/login")
+    assert (
+        "Nobody can log in yet. This lets somebody, and counts at once: <code>site-agent page user add NAME</code>"
+        in shown
+    )
+    offered.users.put("dana", PASSWORD, "look")
+    assert "Nobody" not in Browser(offered.app).get("/login")
+
+
+def test_a_damaged_list_of_people_is_told_and_shows_no_reason(offered: SitePage) -> None:
+    users_file(offered.world.state.root).write_text("{")
+    assert "Nobody can log in now; the log of this page says why." in Browser(offered.app).get("/login", 503)

@@ -56,8 +56,7 @@ def test_the_running_service_puts_a_policy_in_force_and_names_the_person(world: 
     assert (put_there["event"], put_there["sha256"], put_there["by"]["name"]) == ("changed", digest, "dpo")
     world.command("preview", study=STUDY, data="patients")
     assert len(world.lines("policy")) == 2  # what reads it next finds it known
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     assert audit.verify(world.state.ledger)[1] == verify_ledger.judge(world.state.ledger)[0]
     assert audit.verify(world.state.ledger)[1] not in (audit.TAMPERED, audit.CANNOT_VERIFY)
 

@@ -162,9 +162,7 @@ def test_a_spent_quota_blocks_the_next_round(world: SiteWorld) -> None:
     (line,) = world.lines("blocked")
     assert (line["what"], line["rule"]) == (f"{2 * SIZE} bytes in this day", f"quotas.bytes_per_day = {2 * SIZE - 1}")
     assert len(world.lines("upload")) == 1
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     assert world.verdict().ok
 
 
@@ -359,9 +357,7 @@ def test_every_byte_of_every_message_is_in_the_ledger(world: SiteWorld) -> None:
     world.coordinator.wait_receipts(1)
     world.coordinator.assign(STUDY, 4, kind="validate")
     world.coordinator.wait_receipts(2)
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     said = sum(line["bytes"] for line in world.lines("control"))
     payload = sum(line["payload_bytes"] for line in world.lines("upload"))
     heard = sum(len(message) for message in world.coordinator.heard[::2])  # every other one is a call's headers
@@ -423,8 +419,7 @@ def test_no_text_of_an_error_no_path_and_no_host_name_reaches_the_coordinator(
 
 def test_a_ledger_restored_from_a_backup_is_refused_and_the_refusal_names_the_way_out(world: SiteWorld) -> None:
     world.ready()
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     yesterday = {path: path.read_bytes() for path in world.state.ledger.iterdir() if path.is_file()}
     journal = world.state.root / "journal"
     world.start()

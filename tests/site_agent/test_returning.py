@@ -58,9 +58,7 @@ def test_lost_receipts_go_back_and_the_next_update_follows_from_them(
     world.coordinator.assign(STUDY, 1)
     world.coordinator.wait_receipts(1)
     wait_until(lambda: world.state.journal(STUDY).decision and world.state.journal(STUDY).revision == 2, "decided", 20)
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     assert audit.verify(world.state.ledger)[1] == audit.CONSISTENT
     assert verify_ledger.judge(world.state.ledger)[0] == audit.CONSISTENT
     assert [row["method"] for line in world.lines("control") for row in line["methods"]].count("Return") == 1

@@ -44,8 +44,7 @@ def put(world: SiteWorld, text: bytes, before: bytes, person: dict[str, Any]) ->
 
 
 def both_verifiers_agree(world: SiteWorld) -> None:
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     code = audit.verify(world.state.ledger)[1]
     assert verify_ledger.judge(world.state.ledger)[0] == code
     assert code not in (audit.TAMPERED, audit.CANNOT_VERIFY)
@@ -110,8 +109,7 @@ def test_one_person_rejects_what_another_would_have_leave(world: SiteWorld) -> N
 def test_what_one_person_released_waits_again_once_the_policy_wants_two(world: SiteWorld) -> None:
     """One person released it while the agent did not run; it must not leave by that."""
     update = held(world, ('updates = "none"', 'updates = "every"'))
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     with handler_alone(world.state) as (handler, _interrupt):
         handler.releases.decide(STUDY, 1, "released", update, DPO)
     world.draft(TWO_RELEASE)
@@ -233,3 +231,83 @@ def test_a_change_that_waits_is_taken_back_or_overtaken_by_another(world: SiteWo
     assert world.command("proposed")["sha256"] == sha256(other)
     assert [line["event"] for line in world.lines("proposal")] == ["proposed", "taken back", "proposed", "proposed"]
     assert world.state.policy.read_bytes() == before
+
+
+def wants(world: SiteWorld, persons: int, updates: str = "every") -> None:
+    """Another number of people is in force, from the next decision on."""
+    text = f'updates = "{updates}"' + (f"\npersons = {persons}" if persons > 1 else "")
+    world.draft(('updates = "none"', text))
+
+
+def asked_again(world: SiteWorld, declared: str) -> None:
+    """The round is asked once more, and the agent says of its update what is ``declared``."""
+    world.coordinator.declared.clear()
+    world.restart()
+    world.coordinator.wait_connected()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_declared(declared)
+
+
+def test_one_person_who_releases_twice_is_one_whatever_the_policy_wanted_in_between(world: SiteWorld) -> None:
+    """Two, one, two: one person releases under each of the first. Two lines of one person counted as two people."""
+    update = held(world)
+    with pytest.raises(NeedsPerson):
+        decide(world, update, PERSON)
+    assert world.agent is not None
+    world.agent.stop()
+    wants(world, 1)
+    with handler_alone(world.state) as (handler, _interrupt):
+        handler.releases.decide(STUDY, 1, "released", update, DPO)
+    wants(world, 2)
+    asked_again(world, "HELD")
+    assert world.command("waiting", study=STUDY, round=1)["endorsed"] == ["dpo"]
+    assert not world.lines("upload")
+    decide(world, update, SECOND)
+    world.coordinator.wait_receipts(1)
+    both_verifiers_agree(world)
+
+
+def test_a_lower_number_lets_nothing_leave_until_somebody_releases_once_more(world: SiteWorld) -> None:
+    """Two of three had released it when the policy came to want two: a third person had to be found."""
+    update = held(world, ('updates = "none"', 'updates = "every"\npersons = 3'))
+    for person in (PERSON, SECOND):
+        with pytest.raises(NeedsPerson):
+            decide(world, update, person)
+    wants(world, 2)
+    asked_again(world, "HELD")
+    assert not world.lines("upload")
+    decide(world, update, PERSON)
+    (released,) = world.lines("released")
+    assert (released["by"]["name"], [person["name"] for person in released["also_by"]]) == ("dpo", ["head of it"])
+    world.coordinator.wait_receipts(1)
+    both_verifiers_agree(world)
+
+
+def test_what_one_person_released_is_still_the_first_update_once_the_policy_wants_two(world: SiteWorld) -> None:
+    """With `updates = "first"`, the update's own release made it no first one any more, and it left by one person."""
+    update = held(world, ('updates = "none"', 'updates = "first"'))
+    assert world.agent is not None
+    world.agent.stop()
+    with handler_alone(world.state) as (handler, _interrupt):
+        handler.releases.decide(STUDY, 1, "released", update, DPO)
+    wants(world, 2, "first")
+    asked_again(world, "HELD")
+    assert not world.lines("upload")
+    decide(world, update, SECOND)
+    world.coordinator.wait_receipts(1)
+
+
+def test_a_higher_number_holds_up_the_next_update_and_the_first_number_lets_it_go(world: SiteWorld) -> None:
+    update = held(world, ('updates = "none"', 'updates = "every"'))
+    assert world.agent is not None
+    world.agent.stop()
+    with handler_alone(world.state) as (handler, _interrupt):
+        handler.releases.decide(STUDY, 1, "released", update, DPO)
+    wants(world, 2)
+    asked_again(world, "HELD")
+    wants(world, 1)  # what one person released under a policy that wanted one leaves under one that wants one
+    world.restart()
+    world.coordinator.wait_connected()
+    world.coordinator.assign(STUDY, 1)
+    world.coordinator.wait_receipts(1)
+    assert len(world.lines("released")) == 1

@@ -70,8 +70,7 @@ def test_after_a_loss_of_power_the_ledger_says_what_was_decided_and_the_trainer_
     world.ready()
     for round_ in (1, 2):
         do_round(world, round_)
-    assert world.agent is not None
-    world.agent.stop()
+    world.stop()
     (world.state.root / "journal" / f"{STUDY}.now").unlink()
     journal = world.state.journal(STUDY)
     assert (journal.round, journal.phase, journal.decision) == (2, "uploading", "")

@@ -285,9 +285,7 @@ def test_the_audit_shows_what_left(world: SiteWorld) -> None:
         "summary for icu-columns by dpo: 100 rows; age: 90 values, 10 missing, <10 do not fit, mean 60.2, sd 11.6, "
         "nine in ten 40 to 80; ward: 100 values, <10 missing, <10 do not fit, icu 60, surgical <10, other 40"
     )
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     verdict, code = audit.verify(world.state.ledger)
     assert verdict.summaries == 1
     said = CliRunner().invoke(main.app, ["audit", "verify", "--ledger", str(world.state.ledger)])

@@ -166,9 +166,7 @@ def test_approving_again_says_that_others_would_now_have_the_sites_own_model(wor
 def test_the_ledger_says_what_was_approved_and_both_verifiers_agree(world: SiteWorld) -> None:
     ready(world, "coordinator")
     assert [line["exposure"] for line in world.lines("consent")] == ["coordinator"]
-    assert world.agent is not None
-    world.agent.stop()
-    world.agent = None
+    world.stop()
     assert world.verdict().ok
     line = [sys.executable, str(ROOT / "tools" / "verify_ledger.py"), str(world.state.ledger)]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)

@@ -50,6 +50,20 @@ def test_a_lock_is_of_what_we_ask_and_each_entry_has_its_hashes(name: str) -> No
     assert "".join(lines for _, _, lines in lock.entries(text)) == "".join(rest)  # nothing stands there without a hash
 
 
+def test_each_extra_is_in_a_lock_or_there_is_a_reason() -> None:
+    project = tomllib.loads((lock.ROOT / "pyproject.toml").read_text())["project"]
+    locked = {extra for extras in lock.LOCKS.values() for extra in extras}
+    assert locked | lock.IN_NO_LOCK.keys() == project["optional-dependencies"].keys()
+    assert not locked & lock.IN_NO_LOCK.keys()
+
+
+def test_the_services_that_tell_traces_have_what_traces_need() -> None:
+    for name in ("coordinator-service.txt", "gateway.txt"):
+        pinned = {package for package, _, _ in lock.entries((lock.FOLDER / name).read_text())}
+        assert {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"} <= pinned, name
+        assert "opentelemetry-exporter-otlp-proto-grpc" not in pinned  # no second user of grpcio
+
+
 def test_what_makes_our_wheel_is_locked_too() -> None:
     pinned = {package.lower(): version for package, version, _ in lock.entries((lock.FOLDER / lock.BUILD).read_text())}
     for text in lock.build_requirements():

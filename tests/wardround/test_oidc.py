@@ -43,7 +43,10 @@ class World:
         self.ours.append(provider)
         view = View("/", lambda visit: Page("Inside", visit.user.may, (Paragraph(f"for {visit.user.name}"),)))
         users = Users(self.folder / "users.json", CHEAP)
-        return Guard(Application("Test", "test", (), (view,), users, Live(), provider=provider).app, {ORIGIN})
+        return Guard(
+            Application("Test", "test", (), (view,), users, Live(), provider=provider, add_user="add NAME").app,
+            {ORIGIN},
+        )
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def test_the_templates_lie_in_the_package() -> None:
     """They are data of the package: a wheel without them would make no report."""
     folder = files("wardround.pages") / "templates"
     assert {entry.name for entry in folder.iterdir()} == {
-        "page.html", "style.css", "web.html", "web.css", "form.html", "live.js", "icon.svg"
+        "page.html", "style.css", "web.html", "web.css", "form.html", "prose.html", "live.js", "icon.svg"
     }  # fmt: skip
     assert rendering.template("page.html").count("<html") == 1
 
@@ -132,9 +132,50 @@ def test_every_text_is_text_wherever_it_stands() -> None:
     assert "\\u202e\\x1b]0;x\\x07\\n" in hostile
 
 
-@given(st.text(min_size=1, max_size=30))
+@given(st.text(min_size=1, max_size=30) | st.text("`a< :&\n", min_size=1, max_size=12))
 def test_no_text_changes_the_tags_of_a_page(text: str) -> None:
-    assert Parsed(rendering.html(every_block(text, "title"))).tags == Parsed(rendering.html(every_block("x", "y"))).tags
+    """But that backticks in a sentence set what is between them as code."""
+
+    def tags(page: str) -> list[str]:
+        return [tag for tag in Parsed(page).tags if tag != "code"]
+
+    assert tags(rendering.html(every_block(text, "title"))) == tags(rendering.html(every_block("x", "y")))
+
+
+def said(text: str) -> str:
+    """A paragraph of a page."""
+    return re.findall("<main>\n(.*)\n</main>", rendering.html(Page("t", "a", [Paragraph(text)])), re.DOTALL)[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("next: `a b FILE`, then `c`.", "next: <code>a b FILE</code>, then <code>c</code>.", id="commands"),
+        pytest.param("`a`: (`b`) x=`c`", "<code>a</code>: (<code>b</code>) x=<code>c</code>", id="beside signs"),
+        pytest.param("`<b>` & `a'b`", "<code>&lt;b&gt;</code> &amp; <code>a&#39;b</code>", id="escaped in it"),
+        pytest.param("`<script>`", "<code>&lt;script&gt;</code>", id="no tag of a stranger"),
+        pytest.param("column w`x`y and `", "column w`x`y and `", id="within a word, and alone"),
+        pytest.param("an `open one", "an `open one", id="not closed"),
+        pytest.param("empty `` here", "empty `` here", id="empty"),
+        pytest.param("`a\nb\u202e`", r"<code>a\nb\u202e</code>", id="what a screen would obey"),
+    ],
+)
+def test_what_stands_in_backticks_is_set_as_code(text: str, shown: str) -> None:
+    assert said(text) == f"<p>{shown}</p>"
+
+
+def test_names_and_digests_keep_their_backticks() -> None:
+    """Where a name stands by itself, two that differ in a backtick must not look alike."""
+    name = "`w`"
+    table = Grid((name, "n"), ((name, name),), codes=(0,), numbers=(1,))
+    shown = rendering.html(Page(name, name, [Heading(name), Facts(((name, name),), codes=True), Code(name), table]))
+    assert "<code>w</code>" not in shown
+    assert shown.count(name) == 11
+
+
+def test_every_kind_of_sentence_shows_code() -> None:
+    shown = rendering.html(every_block("see `x y`", "title"))
+    assert shown.count("see <code>x y</code>") == 15
 
 
 def test_commands_stand_line_by_line() -> None:

@@ -11,7 +11,7 @@ The first that is there is taken, and its name kept beside the person's, with th
 import json
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, PlainSerializer, TypeAdapter
 
-from wardround.errors import NotPermitted
+from wardround.errors import NotPermitted, UsageProblem
 
 STRICT = ConfigDict(extra="forbid", strict=True)
 UNSET = 2**32 - 1  # of a process that no login began: a service, a container
@@ -115,6 +115,23 @@ def behind(claimed: Person, pid: int, uid: int) -> Person:
     if login is not None:
         return judged(login, {}, uid)
     return replace(claimed, account=_account(uid))
+
+
+def together(
+    before: Sequence[Person], person: Person, wanted: int, did: str, again: str, *, wants: str = "the policy wants"
+) -> tuple[Person, ...]:
+    """Those who decided before, and ``person``, who must be somebody else.
+
+    Args:
+        wanted: how many different people must decide. wants: who says so, as the sentence has it.
+        did: what they did, as in "approved study `hearts`". again: what another person runs.
+
+    Raises:
+        UsageProblem: this person has done it already.
+    """
+    if any(other.may_be(person) for other in before):
+        raise UsageProblem(f"{person.text} has {did} already; {wants} {wanted} different people", hint=again)
+    return (*before, person)
 
 
 def judged(login: int | None, environment: Mapping[str, str], account: int) -> Person:

@@ -3,6 +3,7 @@
 The same blocks can be served: then a page has links and forms, and asks its own server alone.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -13,6 +14,8 @@ from wardround.terminal import escaped
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+_CODE = re.compile(r"(?:(?<=[\s(\[;:,/=])|^)`([^`]+)`(?![\w`])")
 
 
 @dataclass(frozen=True)
@@ -57,10 +60,20 @@ def _environment() -> "Environment":
     """Templates in which every value is escaped, and a name that is not there is an error."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined  # slow to import, and most commands make no page
 
-    return Environment(
+    environment = Environment(
         loader=FunctionLoader(template), autoescape=True, undefined=StrictUndefined, finalize=_shown,
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
+    environment.filters["parts"] = _parts
+    return environment
+
+
+def _parts(text: str) -> list[str]:
+    """A sentence as a page shows it, cut at its code: text, code, text, and so on, without the backticks.
+
+    Backticks within a word stay, so that a stranger's name that has some is shown as it is.
+    """
+    return _CODE.split(_shown(text))
 
 
 def _shown(value: Any) -> Any:

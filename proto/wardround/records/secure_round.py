@@ -5,15 +5,17 @@ created; so a consent's digest covers them.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from wardround.errors import BadData
 from wardround.records.secure_aggregation import SecureAggregationSection
 from wardround.records.study import StudyFile
-from wardround.secure.layout import Layout
-from wardround.secure.quantizing import Quantizer
 from wardround.secure.rules import Rules
 from wardround.secure.statements import Context, Roster
 from wardround.tensors.manifests import TensorSpec
+
+if TYPE_CHECKING:  # with numpy, which no command needs that only tells who is in a study
+    from wardround.secure.layout import Layout
 
 BUNDLE = "masked"
 TENSORS, NUMBERS = f"{BUNDLE}/tensors", f"{BUNDLE}/numbers"  # the keys of a masked vector's two parts
@@ -43,13 +45,16 @@ def rules_of(file: StudyFile) -> Rules:
     return section_of(file).rules(len(file.study.sites))
 
 
-def layout_of(file: StudyFile, specs: Sequence[TensorSpec], largest_weight: int | None = None) -> Layout:
+def layout_of(file: StudyFile, specs: Sequence[TensorSpec], largest_weight: int | None = None) -> "Layout":
     """The form of a study's vectors.
 
     Args:
         specs: the tensors of an update, in the order of its manifest; () for the closing validation.
         largest_weight: None: as the study says.
     """
+    from wardround.secure.layout import Layout
+    from wardround.secure.quantizing import Quantizer
+
     section, reported = section_of(file), file.reported
     weight = section.largest_weight if largest_weight is None else largest_weight
     quantizer = Quantizer(len(file.study.sites), section.range, weight)
@@ -66,7 +71,7 @@ def weight_of(file: StudyFile, num_examples: int, *, closing: bool) -> int:
 
 
 def context_of(
-    file: StudyFile, federation: str, digest: str, round_number: int, attempt: int, base: str, layout: Layout
+    file: StudyFile, federation: str, digest: str, round_number: int, attempt: int, base: str, layout: "Layout"
 ) -> Context:
     """What one attempt is about.
 
@@ -76,7 +81,7 @@ def context_of(
     return Context(federation, digest, roster_of(file).digest, round_number, attempt, base, layout.digest)
 
 
-def vector_specs(layout: Layout) -> tuple[TensorSpec, ...]:
+def vector_specs(layout: "Layout") -> tuple[TensorSpec, ...]:
     """The two parts of a masked vector, as an upload's manifest has them: its payload is the blocks, end to end."""
     numbers = TensorSpec("numbers", "U64", (1 + 2 * len(layout.metrics),), BUNDLE)
     if not layout.elements:

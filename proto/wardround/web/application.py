@@ -92,6 +92,7 @@ class Application:
         secure: browsers reach us by HTTPS alone.
         is_ready: whether what stands behind the pages answers.
         provider: of OpenID Connect, with which people may log in as well.
+        add_user: the command that lets somebody log in.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class Application:
         secure: bool = False,
         is_ready: Callable[[], bool] = lambda: True,
         provider: "Provider | None" = None,
+        add_user: str,
     ) -> None:
+        self._add_user = add_user
         self._program = program
         self._secure = secure
         self._cookie = f"__Host-{cookie}" if secure else cookie
@@ -147,10 +150,24 @@ class Application:
     def _is_in(self, request: Request) -> bool:
         return self._session(request, used=False) is not None
 
+    def nobody_yet(self) -> str:
+        """What to type where nobody can log in; "" where somebody can.
+
+        Raises:
+            BadData, NotPermitted: as ``Users.all``.
+        """
+        if self._provided is not None or self._users.all():
+            return ""
+        return f"Nobody can log in yet. This lets somebody, and counts at once: `{self._add_user}`"
+
     async def _show_login(self, request: Request) -> Response:
         if self._session(request) is not None:
             return RedirectResponse("/", 303)
-        return self.login_page("")
+        try:
+            return self.login_page(self.nobody_yet())
+        except WardroundError as error:
+            log.error("nobody can log in: %s", error.message)
+            return self.login_page("Nobody can log in now; the log of this page says why.", 503)
 
     def login_page(self, why: str, status: int = 200) -> Response:
         fields = (

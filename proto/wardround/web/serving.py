@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wardround.cli import say
 from wardround.errors import BadData, NeedsPerson, Unavailable, UsageProblem
 from wardround.local import memory
 from wardround.local.event import Latch, set_by_signals
@@ -120,15 +121,17 @@ def _is_origin(origin: str) -> bool:
 
 
 def serve(there: Place, application: "Application", live: "Live") -> None:
-    """Serve until SIGTERM or SIGINT. Prints ``ready URL`` on stdout.
+    """Serve until SIGTERM or SIGINT. Prints ``ready URL`` on stdout, and on stderr if nobody can log in yet.
 
     Raises:
         Unavailable: it cannot listen there.
+        BadData, NotPermitted: the file of those who may log in is damaged, or others may read it.
     """
     import uvicorn
 
     from wardround.web.guard import Guard
 
+    nobody_yet = application.nobody_yet()
     family = socket.AF_INET6 if ":" in there.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -159,6 +162,8 @@ def serve(there: Place, application: "Application", live: "Live") -> None:
             live.begin()
             await super().startup(sockets)
             print(f"ready {scheme}://{name}:{port}", flush=True)
+            if nobody_yet:
+                say(nobody_yet)
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             self.late.start()

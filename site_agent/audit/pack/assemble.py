@@ -17,7 +17,7 @@ from site_agent.audit.form import lines as lines_of
 from site_agent.audit.pack import crate
 from site_agent.audit.pack.page import Isolation, Pack, PolicyChange, page
 from site_agent.audit.pack.picture import Flow, picture
-from site_agent.audit.pack.promises import Promise, many, measured, promises
+from site_agent.audit.pack.promises import Promise, measured, promises
 from site_agent.audit.pack.sbom import sbom
 from site_agent.audit.verify import TAMPERED, Copy, Verdict
 from site_agent.gateway.consent.facts import size
@@ -32,6 +32,7 @@ from wardround.errors import BadData, UsageProblem
 from wardround.records.ledger.decided import PolicyEntry
 from wardround.records.ledger.lines import Line
 from wardround.signing import canonical
+from wardround.terminal import many
 
 FOLDER = "evidence"
 ABOUT = {

@@ -21,6 +21,7 @@ from wardround.records.ledger.entries import (
 from wardround.records.ledger.lines import Line
 from wardround.records.study import DECIMAL
 from wardround.tensors.manifests import MODEL
+from wardround.terminal import many
 
 State = Literal["kept", "broken", "not shown"]
 SHOWN = 6  # names, before "and more"
@@ -239,7 +240,3 @@ def _names(names: Iterable[str]) -> str:
     found = list(names)
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
     return f"{', '.join(found[:SHOWN])}{more}" if found else "none"
-
-
-def many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

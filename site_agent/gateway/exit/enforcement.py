@@ -342,7 +342,7 @@ class PolicyEnforcement:
             )  # fmt: skip
         if decision == ReleasedEntry.type:
             return False
-        first = not self.ledger.says(lambda state: key[:2] in state.released)
+        first = self.ledger.says(lambda state: state.is_first(key, release.persons))
         return release.updates == "every" or (release.updates == "first" and first)
 
     def _decisions(

@@ -6,11 +6,13 @@ ledgers by itself, from the files alone.
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from site_agent.state.directory import COUNTS
+from site_agent.state.person import Person as LoggedIn
 from wardround.errors import BadData
 from wardround.records.ledger.base import Person
 from wardround.records.ledger.decided import (
@@ -67,6 +69,12 @@ def _update_of(hold: HoldEntry) -> Held:
     return hold.study, hold.revision, hold.round, hold.update
 
 
+def is_among(by: Person, people: Sequence[Person]) -> bool:
+    """Whether somebody whom the ledger names is, or may be, one of these."""
+    person = LoggedIn.from_document(by.document())
+    return any(person.may_be(LoggedIn.from_document(other.document())) for other in people)
+
+
 class LedgerState:
     """Not safe for several threads: the writer has a lock."""
 
@@ -88,8 +96,7 @@ class LedgerState:
         self.held: set[Held] = set()
         self.rejected: set[Held] = set()
         self.let_out: set[Held] = set()  # released, by as many as the policy wanted then
-        self.released_by: dict[Held, tuple[Person, ...]] = {}  # who would have each leave, enough of them or not
-        self.released: set[tuple[str, int]] = set()  # studies of which an update was released
+        self.released_by: dict[Held, tuple[Person, ...]] = {}  # who would have each leave, once, enough of them or not
         self.summarized: dict[str, tuple[str, str]] = {}  # column of this site -> its last summary's request, and when
         self.agreed: dict[tuple[str, int], AgreedEntry] = {}  # (digest of the study, round) -> the set that was signed
         self.agreed_here: set[tuple[str, int]] = set()  # those of them whose line is in this ledger
@@ -184,11 +191,20 @@ class LedgerState:
         self.missing = before.missing
 
     def release_decision(self, update: Held, persons: int) -> str:
-        """What people decided about an update: rejected; released, by so many at least; or "" while they did not."""
+        """What people decided about an update: rejected; released, by so many at least; or "" while they did not.
+
+        Args:
+            persons: how many different people the policy in force wants now, whatever it wanted when they decided.
+        """
         if update in self.rejected:
             return RejectedEntry.type
         enough = len(self.released_by.get(update, ())) >= persons or persons == 1
         return ReleasedEntry.type if update in self.let_out and enough else ""
+
+    def is_first(self, update: Held, persons: int) -> bool:
+        """Whether no other update of this study's revision was released, by so many people at least."""
+        others = (other for other in self.let_out if other[:2] == update[:2] and other != update)
+        return not any(self.release_decision(other, persons) == ReleasedEntry.type for other in others)
 
     def sent(self, upload_id: str, size: int) -> None:
         """Count no more than ``size`` bytes for the last line that let this upload out."""
@@ -235,11 +251,11 @@ class LedgerState:
         elif isinstance(hold, RejectedEntry):
             self.rejected.add(key)
         else:
-            by = (hold.by,) if hold.by is not None else ()
-            self.released_by[key] = (*self.released_by.get(key, ()), *by)
+            before = self.released_by.get(key, ())
+            is_new = hold.by is not None and not is_among(hold.by, before)
+            self.released_by[key] = (*before, hold.by) if is_new and hold.by is not None else before
         if isinstance(hold, ReleasedEntry):
             self.let_out.add(key)
-            self.released.add(key[:2])
 
     def _checked(self, checked: SumCheckedEntry) -> None:
         self.checked[checked.study_sha256] = checked

@@ -1,0 +1,168 @@
+"""Long transfers take turns while they are fast, and nobody waits for a slow one."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import pytest
+
+from coordinator import turns
+from coordinator.turns import SMALL, Turns
+from tools.world import wait_until
+
+LONG = 100 * SMALL
+WAIT_S = 20
+
+
+class Transfers:
+    """Transfers in threads of their own: each begins when it has its turn, and ends when it is told to."""
+
+    def __init__(self, of: Turns) -> None:
+        self._turns = of
+        self._end: dict[str, threading.Event] = {}
+        self._threads: list[threading.Thread] = []
+        self.went: list[str] = []
+        self.going: set[str] = set()
+
+    def begin(self, site: str, size: int = LONG, *, fast: bool = True) -> None:
+        self._end[site] = threading.Event()
+        self._threads.append(threading.Thread(target=self._go, args=(site, size, fast)))
+        self._threads[-1].start()
+
+    def _go(self, site: str, size: int, fast: bool) -> None:
+        with self._turns.taken(site, size) as turn:
+            self.went.append(site)
+            self.going.add(site)
+            if fast:
+                turn.moved(10**15)
+            assert self._end[site].wait(WAIT_S)
+            self.going.remove(site)
+
+    def end(self, *sites: str) -> None:
+        for site in sites or self._end:
+            self._end[site].set()
+        if not sites:
+            for thread in self._threads:
+                thread.join(WAIT_S)
+
+    def wait_going(self, *sites: str) -> None:
+        wait_until(lambda: self.going == set(sites), f"{sites} go, and no other", WAIT_S)
+
+
+@pytest.fixture
+def transfers() -> Transfers:
+    return Transfers(Turns(places=2, patience_s=WAIT_S))
+
+
+def begin_one_after_the_other(transfers: Transfers, *sites: str) -> None:
+    """Each waits, or goes, before the next one comes."""
+    for site in sites:
+        wanted = arrived(transfers) + 1
+        transfers.begin(site)
+        wait_arrived(transfers, wanted)
+
+
+def wait_arrived(transfers: Transfers, wanted: int) -> None:
+    wait_until(lambda: arrived(transfers) >= wanted, f"{wanted} wait or go", WAIT_S)
+
+
+def arrived(transfers: Transfers) -> int:
+    return waiting(transfers) + len(transfers.going)
+
+
+def waiting(transfers: Transfers) -> int:
+    return len(transfers._turns._waiting)
+
+
+def test_two_fast_ones_go_and_the_others_follow_in_the_order_in_which_they_came(transfers: Transfers) -> None:
+    begin_one_after_the_other(transfers, "a", "b", "c", "d")
+    transfers.wait_going("a", "b")
+    transfers.end("b")
+    transfers.wait_going("a", "c")
+    transfers.end("a")
+    transfers.wait_going("c", "d")
+    transfers.end()
+    assert transfers.went in (["a", "b", "c", "d"], ["b", "a", "c", "d"])
+
+
+def test_one_that_stands_still_gives_its_place_up(transfers: Transfers) -> None:
+    transfers.begin("still", fast=False)
+    transfers.begin("as still", fast=False)
+    transfers.wait_going("still", "as still")
+    began = time.monotonic()
+    transfers.begin("a")
+    transfers.wait_going("still", "as still", "a")
+    assert time.monotonic() - began < WAIT_S / 2
+    transfers.end()
+
+
+def test_a_site_on_a_slow_line_waits_for_nobody_until_it_is_fast_again(
+    transfers: Transfers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "JUDGED_S", 0.0)
+    transfers.begin("slow", fast=False)
+    transfers.wait_going("slow")
+    transfers.end("slow")
+    transfers.wait_going()
+    begin_one_after_the_other(transfers, "a", "b", "c")
+    transfers.begin("slow")
+    transfers.wait_going("a", "b", "slow")
+    transfers.end("slow")
+    transfers.wait_going("a", "b")
+    transfers.begin("slow")
+    wait_until(lambda: waiting(transfers) == 2, "it waits", WAIT_S)
+    transfers.end()
+
+
+def test_a_short_one_waits_for_nobody(transfers: Transfers) -> None:
+    begin_one_after_the_other(transfers, "a", "b", "c")
+    transfers.begin("short", SMALL - 1)
+    transfers.wait_going("a", "b", "short")
+    transfers.end()
+
+
+def test_who_has_waited_for_long_goes_without_a_turn() -> None:
+    impatient = Transfers(Turns(places=1, patience_s=0.1))
+    impatient.begin("a")
+    impatient.wait_going("a")
+    impatient.begin("b")
+    impatient.wait_going("a", "b")
+    impatient.end()
+
+
+@pytest.mark.parametrize("places", [1, 2, 5])
+def test_never_more_than_its_places_go_at_once_and_all_come_through(places: int) -> None:
+    of, lock = Turns(places=places, patience_s=WAIT_S), threading.Lock()
+    now = most = done = 0
+
+    def go(number: int) -> None:
+        nonlocal now, most, done
+        with of.taken(f"site-{number}", LONG) as turn:
+            turn.moved(10**15)
+            with lock:
+                now += 1
+                most = max(most, now)
+            time.sleep(0.002)
+            with lock:
+                now, done = now - 1, done + 1
+
+    run_all(partial(go, number) for number in range(40))
+    assert (most, done) == (places, 40)
+
+
+def test_one_that_fails_gives_its_place_up() -> None:
+    of = Turns(places=1, patience_s=WAIT_S)
+    with pytest.raises(ConnectionError), of.taken("a", LONG):
+        raise ConnectionError
+    began = time.monotonic()
+    with of.taken("b", LONG):
+        assert time.monotonic() - began < WAIT_S / 2
+
+
+def run_all(acts: Iterable[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=act) for act in acts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
