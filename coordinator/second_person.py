@@ -15,6 +15,7 @@ from coordinator.journal_records import JournalEntry, Known
 from wardround.errors import NotPermitted
 from wardround.local.person import Person
 from wardround.records.schema import Strict
+from wardround.terminal import escaped
 
 COMMANDS: Mapping[str, str] = {
     "invite": "invite", "revoke": "revoke", "rollover": "rollover", "study create": "create", "study edit": "edit",
@@ -107,8 +108,8 @@ class Proposal:
 
 
 def in_words(act: str, about: Mapping[str, Known]) -> str:
-    """A command and what it is about."""
-    subject = "".join(f", {name} {about[name]}" for name in SUBJECTS if name in about)
+    """A command and what it is about, on one line: nobody has looked at a name before the journal has it."""
+    subject = "".join(f", {name} {escaped(str(about[name]))}" for name in SUBJECTS if name in about)
     return f"`coordinator {typed(act)}`{subject}"
 
 

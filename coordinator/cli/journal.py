@@ -15,6 +15,7 @@ from coordinator.journal_records import JournalCopied, JournalEntry, Known, Wait
 from coordinator.requests import CopyJournal
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, UsageProblem
+from wardround.terminal import escaped
 
 WIDTH = 160  # of a table where nobody looks at a terminal
 LAST = 50
@@ -175,4 +176,4 @@ def _told(entry: JournalEntry) -> str:
 
 def _short(name: str, value: Known) -> str:
     text = str(value)
-    return f"{text[:12]}…" if len(text) == DIGEST and name.endswith(("digest", "sha256")) else text
+    return f"{text[:12]}…" if len(text) == DIGEST and name.endswith(("digest", "sha256")) else escaped(text)

@@ -11,6 +11,7 @@ from coordinator.cli.printing import print_table
 from coordinator.journal_records import SecondPersonApplied, WaitingList, WaitingRow
 from coordinator.requests import ApplySecondPerson, ListWaiting, TakeBack
 from wardround.cli import Json, group, print_json, say
+from wardround.terminal import escaped
 
 WIDTH = 160  # of a table where nobody looks at a terminal
 DIGEST = 64  # hex digits
@@ -67,4 +68,4 @@ def said(row: WaitingRow) -> str:
 
 
 def _short(text: str) -> str:
-    return f"{text[:12]}…" if len(text) == DIGEST else text
+    return f"{text[:12]}…" if len(text) == DIGEST else escaped(text)

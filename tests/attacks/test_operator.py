@@ -115,6 +115,23 @@ def test_journal_that_no_one_can_verify(place: Place) -> None:
     assert journal("verify", out).exit_code == 0
 
 
+@pytest.mark.attack(promise="P10", refused_by=COMMAND)
+def test_line_in_a_name(place: Place) -> None:
+    """A name is in the journal before anybody looks at it. One with a line break showed a line more to whoever reads
+    the journal, or what waits for a second person: one that nobody wrote, of a colleague."""
+    name = "alpha\n  7      bert (sudo)   revoke, site charite"
+    with pytest.raises(UsageProblem):
+        place.invite(name)
+    two(place, "study create")
+    place.ask("create", document={"study": {"name": name}}, initial=str(place.initial), by=ANNA)
+    number = str(waiting(place)[0]["proposal"])
+    at = ["--state", str(place.state.root)]
+    for words in (["journal", "show"], ["second-person", "list"], ["second-person", "take-back", number]):
+        shown = CliRunner().invoke(app, [*words, *at])
+        assert "bert" in shown.output
+        assert not [line for line in shown.output.splitlines() if line.split()[:2] == ["7", "bert"]]
+
+
 @pytest.mark.attack(promise="P10", refused_by="proto/wardround/local/person.py")
 def test_command_of_a_process_that_is_gone(place: Place) -> None:
     """Whoever gives a command, and ends before its answer, has no login any more that the kernel could tell: the

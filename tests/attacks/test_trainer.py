@@ -9,6 +9,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,22 @@ from site_agent.handoff import Trainer, trainer_socket
 from site_agent.state.consent import Consent, Shown, TrainedData
 from site_agent.state.directory import Journal, SiteState
 from site_agent.state.offer import encoding_in
+from site_agent.trainer.vault import models
+from site_agent.trainer.vault.states import Vault
 from tests.attacks.exit_world import LARGE, ExitWorld, Spoil, nothing
 from tests.attacks.taken_over import SECCOMP_ALONE, as_common_user, inside, on_a_terminal, taken_over
+from tests.site_agent.checkpoints import DIGEST, keep_model
 from tests.site_agent.fake_trainer import SHARED, write_tensors
 from tests.site_agent.secure_sites import study_of
 from tests.site_agent.site_world import PERSON, STUDY, SiteWorld
+from tests.site_agent.trainer_world import small_study
 from tools.world import Service
 from wardround.errors import BadData, CannotWrite, NeedsPerson, NotPermitted, TryAgain, Unavailable, WardroundError
 from wardround.local import control, durable, sockets
 from wardround.records.trainer import BrokenProtocol, Commit, FilesStatus, Progress
 from wardround.tensors.codecs import encoded
-from wardround.tensors.files import file_header
-from wardround.tensors.manifests import TensorSpec
+from wardround.tensors.files import TensorFile, file_header
+from wardround.tensors.manifests import Manifest, TensorSpec
 from wardround.v1 import federation_pb2 as pb
 
 EGRESS = "site_agent/gateway/exit/egress.py"
@@ -919,3 +924,30 @@ def test_resent_file_was_rewritten__after_the_policy_was(
     assert exit_world.hostile.received <= (0 if silent else exit_world.size)
     assert not exit_world.lines("resend")
     assert exit_world.lines("blocked")[0]["what"] in ("shared.bias", "metric val_loss", "the update")
+
+
+@pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/vault/cards.py")
+@pytest.mark.parametrize("place", ["preprocessing.json", "model.safetensors"])
+def test_export_of_the_gateways_files(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own is the trainer's to write. In a checkpoint it puts a link to the site's keys, just after what
+    was there was looked at: whoever may read both, as root may, exported them with the model, and gave them away."""
+    state, out = tmp_path / "state", tmp_path / "out"
+    vault = Vault(state, "small", 1)
+    vault.open(DIGEST, small_study().document())
+    keep_model(vault, 1)
+    key = state / "identity" / "key.pem"
+    key.parent.mkdir()
+    key.write_text("-----BEGIN PRIVATE KEY-----")
+    (found,) = vault.checkpoints()
+    really = TensorFile.manifest
+
+    def too_late(model: TensorFile) -> Manifest:
+        manifest = really(model)
+        (found.folder / place).unlink()
+        (found.folder / place).symlink_to(key)
+        return manifest
+
+    monkeypatch.setattr(TensorFile, "manifest", too_late)
+    with suppress(BadData):
+        models.export(state, "small", "latest", out)
+    assert not [file for file in out.rglob("*") if b"PRIVATE" in file.read_bytes()]

@@ -1,6 +1,5 @@
 """The vault keeps the old or the new, whatever instant the process ends at."""
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator
@@ -15,12 +14,13 @@ from hypothesis import given, settings
 
 from fl_algorithms.engine.session import SessionState
 from site_agent.trainer.rounds import sessions
-from site_agent.trainer.rounds.tensorfiles import beside_in, file_of, from_bytes, manifest_of, payload, specs_of
+from site_agent.trainer.rounds.tensorfiles import beside_in, file_of, from_bytes
 from site_agent.trainer.vault import models
 from site_agent.trainer.vault.cards import Card
 from site_agent.trainer.vault.index import Index, Origin
 from site_agent.trainer.vault.states import Vault
 from tests.drawn_records import of
+from tests.site_agent.checkpoints import DIGEST, keep_model
 from tests.site_agent.trainer_world import small_study
 from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
 from wardround.local import durable
@@ -28,7 +28,7 @@ from wardround.records.trainer import Trained
 from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
-DIGEST, CRC32 = "ab" * 32, "ab" * 4
+CRC32 = "ab" * 4
 ORIGIN = Origin(command="train", base_digest="ba" * 32, data_digest="da" * 32)
 
 
@@ -87,23 +87,6 @@ def answer(number: int) -> Trained:
 def keep(vault: Vault, number: int) -> None:
     """Train round ``number``, in pretence."""
     vault.keep_pending(number, file_of(tensors(number), {"round": str(number)}), ORIGIN, answer(number), CRC32)
-
-
-def card(number: int, model_digest: str, preprocessing: bytes, kind: str = "latest") -> Card:
-    return Card(
-        study="small", revision=1, study_digest=DIGEST, site="north", kind=kind, round=number, score=0.5,
-        metric="accuracy", split="test", scores={"accuracy": 0.5}, val_loss=None, model_digest=model_digest,
-        data_digest=DIGEST, created="2026-03-01T09:00:00+00:00", wardround="0.1", torch="2", device="cpu", threads=1,
-        instruction_set="AVX2", preprocessing_sha256=hashlib.sha256(preprocessing).hexdigest(),
-    )  # fmt: skip
-
-
-def keep_model(vault: Vault, number: int, kind: str = "latest") -> None:
-    model = {"w": torch.full((2,), float(number)), "count": torch.tensor(number)}
-    specs = specs_of(model)
-    preprocessing = b'{"mean": ["0.5"]}'
-    written = card(number, manifest_of(model, specs).digest(), preprocessing, kind)
-    vault.keep_checkpoint(written, specs, payload(model, specs), preprocessing)
 
 
 def current(vault: Vault, before: int = 100) -> int:
@@ -354,12 +337,15 @@ def test_model_whose_tensors_were_changed_is_refused(vault: Vault) -> None:
         found.verify_model()
 
 
-def test_preprocessing_of_another_model_is_refused(vault: Vault) -> None:
+def test_preprocessing_of_another_model_is_refused(vault: Vault, tmp_path: Path) -> None:
     keep_model(vault, 1)
     (found,) = vault.checkpoints()
     (found.folder / "preprocessing.json").write_text("{}")
     with pytest.raises(BadData, match=r"preprocessing\.json does not belong to the model beside it"):
         found.preprocessing()
+    (vault.folder / "study.json").write_bytes(canonical.dumps(small_study().document()))
+    with pytest.raises(BadData, match=r"preprocessing\.json does not belong to the model beside it"):
+        models.export(tmp_path, "small", "latest", tmp_path.with_name(f"{tmp_path.name}-out"))
 
 
 def test_export_copies_model_card_preprocessing_and_study_and_writes_a_page(tmp_path: Path) -> None:

@@ -118,7 +118,16 @@ class CheckpointFile:
     def verify_model(self) -> None:
         """Raises BadData: the model's tensors are not those that its card was written for."""
         with TensorFile(self.model) as model:
-            digest = model.manifest().digest()
+            self._verify(model)
+
+    def model_data(self) -> bytes:
+        """The model's file, the one that was verified. Raises BadData: as ``verify_model``."""
+        with TensorFile(self.model) as model:
+            self._verify(model)
+            return b"".join(model.everything())
+
+    def _verify(self, model: TensorFile) -> None:
+        digest = model.manifest().digest()
         if digest != self.card.model_digest:
             raise BadData(
                 f"{self.model} is damaged: its digest is {digest[:12]}…, its card says {self.card.model_digest[:12]}…",
@@ -130,6 +139,15 @@ class CheckpointFile:
         wrote them.
 
         Raises:
+            BadData: as ``preprocessing_data``.
+        """
+        fitted: Mapping[str, Mapping[str, object]] = json.loads(self.preprocessing_data())
+        return fitted
+
+    def preprocessing_data(self) -> bytes:
+        """The same as the file has it.
+
+        Raises:
             BadData: it is not the file that was written with the model.
         """
         data = read(self.folder / PREPROCESSING_FILE)
@@ -138,8 +156,7 @@ class CheckpointFile:
                 f"{self.folder / PREPROCESSING_FILE} does not belong to the model beside it",
                 hint="restore the folder from a backup, or wait for the next round's checkpoint",
             )
-        fitted: Mapping[str, Mapping[str, object]] = json.loads(data)
-        return fitted
+        return data
 
 
 def holds(path: Path, data: bytes) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from fl_algorithms.portable import card as cards
 from fl_algorithms.portable.card import PAGE_FILE, STUDY_FILE
 from site_agent.trainer.data.sources import protected
-from site_agent.trainer.vault.cards import CARD_FILE, MODEL_FILE, PREPROCESSING_FILE, Card, CheckpointFile, read
+from site_agent.trainer.vault.cards import CARD_FILE, MODEL_FILE, PREPROCESSING_FILE, Card, CheckpointFile
 from site_agent.trainer.vault.states import Vault, study_folder
 from wardround.errors import UsageProblem
 from wardround.local import outputs
@@ -59,18 +59,17 @@ def export(state: Path, study: str, kind: str, out: Path, *, force: bool = False
 
     Raises:
         UsageProblem: there is no such checkpoint.
-        BadData: it is damaged.
+        BadData: it is damaged, or one of its files is not the one that was written with the others.
         CannotWrite: ``out`` does not take it. NotPermitted: it is, or lies in, what is never written over.
     """
     outputs.folder(out, force=force, keep=protected(state))
     vault, kept = checkpoint(state, study, kind)
-    kept.verify_model()
-    document = vault.document()
+    model, document = kept.model_data(), vault.document()
     files = {CARD_FILE: kept.card.to_text().encode() + b"\n"}  # the card inside the model, which counts
-    files[PREPROCESSING_FILE] = read(kept.folder / PREPROCESSING_FILE)
+    files[PREPROCESSING_FILE] = kept.preprocessing_data()
     files[STUDY_FILE] = canonical.dumps(document)
     files[PAGE_FILE] = page(kept.card, StudyFile.from_document(document)).encode()
-    files[MODEL_FILE] = read(kept.folder / MODEL_FILE)
+    files[MODEL_FILE] = model
     return Exported(files=[str(file) for file in outputs.fill(out, files, force=force, keep=protected(state))])
 
 
