@@ -21,7 +21,10 @@ from wardround.local.directory import quoted
 from wardround.local.durable import AFTER, StorageFailed, move, remove, sync_file
 
 log = logging.getLogger(__name__)
-SETTINGS = ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "wal_autocheckpoint=0")
+SETTINGS = (
+    "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "wal_autocheckpoint=0",
+    "cache_size=-512",  # KiB of each connection; by default it grows to 2 MiB with the database. The kernel has the pages
+)  # fmt: skip
 
 
 class SQLiteFile:
