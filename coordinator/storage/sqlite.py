@@ -23,7 +23,7 @@ from wardround.local.durable import AFTER, StorageFailed, move, remove, sync_fil
 log = logging.getLogger(__name__)
 SETTINGS = (
     "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "wal_autocheckpoint=0",
-    "cache_size=-512",  # KiB of each connection; by default it grows to 2 MiB with the database. The kernel has the pages
+    "cache_size=-512",  # KiB of each connection: by default 2 MiB, as the database grows. The kernel has its pages
 )  # fmt: skip
 
 
