@@ -273,7 +273,9 @@ def _hit(trace: Path, state: Path, fault: str) -> str:
         ended = next(index for index, line in enumerate(lines) if "+++ killed by SIGKILL" in line)
         own = [line for line in lines[:ended] if line.endswith(("= ?", "<unfinished ...>"))]
     else:
-        at = next(index for index, line in enumerate(lines) if "(INJECTED)" in line)
+        at = next((index for index, line in enumerate(lines) if "(INJECTED)" in line), None)
+        if at is None:
+            return ""  # it was killed from elsewhere, before it came to that call
         own = [line for line in lines[: at + 1] if line.split()[0] == lines[at].split()[0]][-2:]
     inside = re.compile(rf'[<"]{re.escape(str(state))}/([^>"]*)[>"]')
     found = [match[1] for line in own if (match := inside.search(line))]

@@ -18,7 +18,7 @@ from coordinator.storage import schema
 from coordinator.storage.watched import WatchedFiles, damaged, way_back
 from wardround.errors import CannotWrite, NeedsPerson, TryAgain, WardroundError
 from wardround.local.directory import quoted
-from wardround.local.durable import AFTER, StorageFailed, move, remove, sync_file
+from wardround.local.durable import AFTER, BROKEN_DISK, StorageFailed, move, remove, sync_file, unread
 
 log = logging.getLogger(__name__)
 SETTINGS = (
@@ -203,13 +203,26 @@ def explained(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_CANTOPEN and no_descriptor_is_free():
             raise TryAgain(f"{path}: this process has no free file descriptor now", code="TOO_BUSY") from error
         if code == sqlite3.SQLITE_CANTOPEN:
-            raise NeedsPerson(
-                f"{path}: the database is missing or cannot be opened",
-                hint=f"if you have it, put it back; else {way_back(path)}",
-            ) from error
+            raise _not_opened(path) from error
         if code == sqlite3.SQLITE_READONLY:
             raise CannotWrite(f"{path}: may not be written", hint="check owner and mode of that place") from error
         raise
+
+
+def _not_opened(path: Path) -> WardroundError:
+    """Of a database that SQLite could not open: it waits for a person where it is gone or belongs to somebody else. If
+    the disk failed, or it opens now, the next start may do."""
+    try:
+        for file in (path, *filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm")))):
+            os.close(os.open(file, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        if error.errno in BROKEN_DISK:
+            return unread(path, error)
+        return NeedsPerson(
+            f"{path}: the database is missing or cannot be opened ({error.strerror})",
+            hint=f"if you have it, put it back; else {way_back(path)}",
+        )
+    return StorageFailed(f"{path}: the database could not be opened, and can be by now", hint=AFTER)
 
 
 def no_descriptor_is_free() -> bool:

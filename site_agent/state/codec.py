@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from pydantic import ConfigDict, TypeAdapter
 
 from wardround.errors import BadData, TryAgain
-from wardround.local import descriptors
+from wardround.local import descriptors, durable
 from wardround.signing import canonical
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -60,12 +60,19 @@ def read(path: Path, kind: type[Record]) -> Record:
 
 
 def content(path: Path, kind: type[Record]) -> bytes:
-    """The bytes of a record's file. Raises as ``parsed``."""
+    """The bytes of a record's file.
+
+    Raises:
+        StorageFailed: the disk does not give them.
+        BadData, TryAgain: as ``parsed``.
+    """
     try:
         return path.read_bytes()
     except OSError as error:
         if descriptors.ran_out(error):
             raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
+        if error.errno in durable.BROKEN_DISK:
+            raise durable.unread(path, error) from None
         raise _damaged(path, kind) from None
 
 

@@ -1,6 +1,9 @@
 """The database: its tables are those of the migrations, and a transaction is whole or not at all."""
 
+import errno
 import json
+import os
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -175,19 +178,40 @@ def test_what_the_disk_says_reaches_the_operator_in_words(
         fail()
 
 
+class CannotOpen(sqlite3.OperationalError):
+    sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
+
+
+def not_opened(store: Store) -> None:
+    with store.read():
+        raise sa.exc.OperationalError("SELECT", {}, CannotOpen())
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (0, StorageFailed, "the database could not be opened, and can be by now"),
+        (errno.EIO, StorageFailed, "the disk failed to read it (Input/output error)"),
+        (errno.ENOENT, NeedsPerson, "the database is missing or cannot be opened (No such file or directory)"),
+        (errno.EACCES, NeedsPerson, "the database is missing or cannot be opened (Permission denied)"),
+    ],
+)
+def test_a_database_that_cannot_be_opened_waits_for_a_person_only_where_it_is_gone_or_anothers(
+    number: int, kind: type[Exception], said: str, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    if number:
+        monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(kind, match=re.escape(said)):
+        not_opened(store)
+
+
 def test_a_database_that_no_descriptor_is_left_for_is_not_lost(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    class CannotOpen(sqlite3.OperationalError):
-        sqlite_errorcode = sqlite3.SQLITE_CANTOPEN
-
-    def fail() -> None:
-        with store.read():
-            raise sa.exc.OperationalError("SELECT", {}, CannotOpen())
-
-    with pytest.raises(NeedsPerson, match="the database is missing or cannot be opened"):
-        fail()
     monkeypatch.setattr(sqlite, "no_descriptor_is_free", lambda: True)
     with pytest.raises(TryAgain, match="this process has no free file descriptor now"):
-        fail()
+        not_opened(store)
 
 
 def test_an_upload_is_read_as_it_was_written(store: Store) -> None:

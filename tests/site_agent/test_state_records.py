@@ -1,6 +1,8 @@
 """Every record of a site's state and of its control socket is read back as it was written, and as nothing else."""
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -24,6 +26,7 @@ from site_agent.state.person import Person
 from site_agent.state.site import Site
 from tools.fuzz.examples import SiteFiles, described
 from wardround.errors import BadData, UsageProblem
+from wardround.local.durable import StorageFailed
 from wardround.records.ledger.entries import TensorRow
 from wardround.records.summaries.figures import ColumnFigures
 from wardround.records.trainer import FilesStatus, PrivateTensor, Weights
@@ -81,7 +84,7 @@ REQUESTS = st.one_of(
     st.builds(requests.GetPreview, TEXT, TEXT),
     st.builds(requests.Approve, TEXT, TEXT, HEX, PERSONS),
     st.builds(requests.Withdraw, TEXT, PERSONS),
-    st.builds(requests.SendFit, TEXT, TEXT, PERSONS),
+    st.builds(requests.SendFit, TEXT, TEXT, HEX, st.booleans(), COUNT, PERSONS),
     st.builds(requests.ListSummaries),
     st.builds(requests.GetSummary, TEXT, TEXT),
     st.builds(requests.TellSummary, TEXT, TEXT, HEX, st.booleans(), PERSONS),
@@ -220,3 +223,23 @@ def test_a_file_without_one_of_its_fields_or_with_one_more_is_damaged(tmp_path: 
             codec.read(path, kind)
     path.write_text(json.dumps(document, indent=1))
     assert codec.to_document(codec.read(path, kind)) == document
+
+
+def test_a_file_that_the_disk_does_not_give_back_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Restoring a backup would be the wrong advice: the service starts again, and reads it then."""
+    path = tmp_path / "journal.json"
+    path.write_bytes(codec.to_bytes(Journal("hearts")))
+
+    def fail(self: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(
+            StorageFailed, match=rf"{path}: the disk failed to read it \(Input/output error\)"
+        ) as failed:
+            codec.read(path, Journal)
+    assert failed.value.hint == "check the disk, then start again: what was durable before is still there"
+    assert codec.read(path, Journal).study == "hearts"

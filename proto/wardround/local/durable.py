@@ -22,7 +22,7 @@ from wardround.local.half_written import beside, is_half_written
 
 Buffer = bytes | bytearray | memoryview
 Lasting = Literal["all", "content", "nothing"]
-BROKEN_DISK = (errno.EIO, errno.EUCLEAN)  # of a write: not full, not forbidden, but broken
+BROKEN_DISK = (errno.EIO, errno.EUCLEAN)  # not full, not forbidden, not gone, but broken
 TAIL = 64 * 1024  # bytes at the end of a file that ``AppendFile`` writes once more when it opens it
 AFTER = "check the disk, then start again: what was durable before is still there"
 
@@ -381,6 +381,11 @@ def _sync(descriptor: int, path: Path) -> None:
 
 def _disk_failed(path: Path, error: OSError) -> StorageFailed:
     return StorageFailed(f"{path}: the disk failed to keep what was written ({error.strerror})", hint=AFTER)
+
+
+def unread(path: Path, error: OSError) -> StorageFailed:
+    """Of a file that the disk does not give back: what it holds is not known, so nothing is wrong with that yet."""
+    return StorageFailed(f"{path}: the disk failed to read it ({error.strerror})", hint=AFTER)
 
 
 @contextmanager
