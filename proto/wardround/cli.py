@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -207,10 +208,13 @@ def new_password(source: str | None) -> str:
 
 
 def say_error(error: WardroundError) -> None:
-    """The error and its hint, on stderr, a line each."""
-    print(f"error: {escaped(error.message)}", file=sys.stderr)
-    if error.hint:
-        print(f"hint: {escaped(pasted(error.hint))}", file=sys.stderr)
+    """The error and its hint, on stderr, a line each. Where that cannot be written, the exit code still says its kind:
+    a log may lie on the disk that failed.
+    """
+    with suppress(OSError):
+        print(f"error: {escaped(error.message)}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {escaped(pasted(error.hint))}", file=sys.stderr)
 
 
 def say(text: str) -> None:

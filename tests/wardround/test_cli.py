@@ -1,6 +1,7 @@
 """What the commands share: exit codes, error sentences, results on stdout."""
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -207,3 +208,14 @@ def test_a_command_without_words_shows_its_help(
     said = capsys.readouterr()
     assert "greet" in said.out + said.err
     assert "error:" not in said.err
+
+
+def test_an_error_that_cannot_be_said_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log lies on the disk that failed: a service manager goes by the code."""
+
+    class Failing(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(sys, "stderr", Failing())
+    assert run(monkeypatch, "fail", "ours") == errors.NeedsPerson.exit_code

@@ -56,6 +56,7 @@ ARGUMENTS = {
     "coordinator restore": ["TABLE"],
     "coordinator rollover": ["north", "--ledger", "00" * 16],
     "coordinator revoke": ["north"],
+    "coordinator second-person take-back": ["1"],
     **{f"coordinator study {one}": ["s"] for one in ("archive", "fit", "renew", "report", "start", "status", "stop")},
     "coordinator standby export": ["--out", "OUT", "--passphrase", "TABLE"],
     "coordinator standby import": ["TABLE", "--passphrase", "TABLE"],
