@@ -305,7 +305,7 @@ def test_a_person_reads_the_account_approves_and_releases_by_the_keyboard_alone(
         visitor.tab_to('Approve exactly this for the data "patients"')
         visitor.shot("site-account.png")
         page.keyboard.press("Enter")
-        expect(page.get_by_text(f"Study {STUDY} approved by dana for `patients`, 100 rows")).to_be_visible()
+        expect(page.get_by_text(f"Study {STUDY} approved by dana for patients, 100 rows")).to_be_visible()
     consent = world.state.consent(STUDY)
     assert consent is not None
     assert (consent.state, consent.approved_by.name, consent.approved_by.source) == ("approved", "dana", "page")
