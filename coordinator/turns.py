@@ -21,14 +21,14 @@ LOOK_S = 0.05  # how often those who wait look at those who go
 
 
 class Turn:
-    """One transfer that may go."""
+    """One transfer, which goes at once unless it waits first."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._bytes = 0
 
     def begin(self) -> None:
-        """From now on it can move."""
+        """It has waited, and can move from now on."""
         self._began = time.monotonic()
 
     def moved(self, size: int) -> None:
@@ -62,7 +62,6 @@ class Turns:
             return
         if site not in self._slow:
             self._wait(turn)
-        turn.begin()
         try:
             yield turn
         finally:
@@ -77,9 +76,9 @@ class Turns:
                 self._going = {going for going in self._going if not going.is_slow}
                 if self._waiting[0] is turn and len(self._going) < self._places:
                     self._going.add(turn)
-                    turn.begin()
                     break
                 self._changed.wait(min(LOOK_S, until - now))
+            turn.begin()  # before any other looks at it
             self._waiting.remove(turn)
             self._changed.notify_all()
 

@@ -94,6 +94,7 @@ class Outcomes:
         return journal
 
     def decide(self, journal: Journal, receipt: Receipt, interrupt: Interrupt) -> None:
+        """Act on the receipt, which the ledger has, of the journal's upload."""
         if receipt.decision == NOT_RECEIVED:
             journal.phase, journal.upload_id = "trained", ""
             self._state.save_journal(journal)

@@ -29,24 +29,22 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         shell.close()
 
 
-def test_help_answers_without_torch_grpc_or_cryptography() -> None:
-    look = "import site_agent.cli.main, sys; print({'torch', 'grpc', 'numpy', 'cryptography'} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout.strip() == "set()"
-
-
-def test_a_command_asks_the_service_without_torch_grpc_or_numpy() -> None:
-    look = (
-        "import site_agent.cli.status, site_agent.gateway.status, site_agent.gateway.requests, sys; "
-        "print({'torch', 'grpc', 'numpy', 'sqlalchemy'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-def test_the_trainers_listener_waits_without_torch_grpc_numpy_or_cryptography() -> None:
-    look = (
-        "import site_agent.trainer.listener, sys; print({'torch', 'grpc', 'numpy', 'cryptography'} & set(sys.modules))"
-    )
+@pytest.mark.parametrize(
+    ("modules", "without"),
+    [
+        pytest.param("site_agent.cli.main", {"torch", "grpc", "numpy", "cryptography"}, id="help"),
+        pytest.param(
+            "site_agent.cli.status, site_agent.gateway.status, site_agent.gateway.requests",
+            {"torch", "grpc", "numpy", "sqlalchemy"},
+            id="a command that asks the service",
+        ),
+        pytest.param(
+            "site_agent.trainer.listener", {"torch", "grpc", "numpy", "cryptography"}, id="the trainer's listener"
+        ),
+    ],
+)
+def test_what_answers_or_waits_loads_no_library_that_it_does_not_need(modules: str, without: set[str]) -> None:
+    look = f"import {modules}, sys; print({without!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

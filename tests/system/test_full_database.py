@@ -1,5 +1,6 @@
 """A database server whose disk is full in the middle of a study: nothing is lost, and the study goes on by itself."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ SAID = {"tables": "the server has no room (53100); free some space there", "log"
 pytestmark = [
     pytest.mark.system,
     pytest.mark.chaos,
-    pytest.mark.skipif(missing(), reason="no PostgreSQL server is installed"),
+    pytest.mark.skipif(missing() and not os.environ.get("CI"), reason="no PostgreSQL server is installed"),
     pytest.mark.skipif(not evidence_disk.available(), reason="no right to mount a tmpfs"),
 ]
 
