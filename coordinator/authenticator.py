@@ -6,8 +6,10 @@ caller hears a refusal's code and nothing else: the sentence stays in this proce
 
 import logging
 from collections.abc import Callable
+from functools import lru_cache
 
 import grpc
+from cryptography import x509
 
 from coordinator.calls import Calls
 from coordinator.members.certificate_status import CertificateStatus, Peer
@@ -17,6 +19,7 @@ from wardround.errors import BadData, NotPermitted, WardroundError
 from wardround.local.durable import StorageFailed
 from wardround.signing import certificates
 
+MOST_CERTIFICATES = 2048  # that are kept parsed; a connection shows the same one with each call
 log = logging.getLogger(__name__)
 
 
@@ -49,7 +52,7 @@ class Authenticator:
         if not shown:
             raise NotPermitted("the call carries no client certificate", code="CERTIFICATE_PROFILE")
         try:
-            certificate = certificates.load_certificate(shown[0], "the client's certificate")
+            certificate = _certificate(shown[0])
         except BadData as error:
             raise NotPermitted(error.message, code="CERTIFICATE_PROFILE") from None
         peer = self.certificate_status.admit(certificate, _host(context))
@@ -70,6 +73,12 @@ class Authenticator:
         elif refusals.said_of(error) == refusals.TROUBLE:
             log.error("a call failed: %s; %s", error.message, error.hint)  # the site hears a code and nothing of this
         rpc.abort(context, error)
+
+
+@lru_cache(MOST_CERTIFICATES)
+def _certificate(pem: bytes) -> x509.Certificate:
+    """A client's certificate, as each of its calls shows it. Raises BadData: it is none."""
+    return certificates.load_certificate(pem, "the client's certificate")
 
 
 def _host(context: grpc.ServicerContext) -> str:

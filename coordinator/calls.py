@@ -124,6 +124,7 @@ class Calls:
         self._status = certificate_status
         self._changed = threading.Condition()
         self._calls: set[Call] = set()
+        self._own: dict[Name, set[Call]] = {}  # the same, by peer
         self._spent: dict[Name, tuple[float, float]] = {}  # peer -> (calls counted against its burst, when)
         self._wakes_at = 0.0
         self._closing = False
@@ -149,6 +150,7 @@ class Calls:
             self._refuse_too_many(peer.name)
             self._refuse_too_often(peer.name)
             self._calls.add(call)
+            self._own.setdefault(peer.name, set()).add(call)
         try:
             self._status.check(peer)  # after the call is listed: a revocation finds the call, or is found here
             yield call
@@ -184,7 +186,7 @@ class Calls:
                 call.context.cancel()
 
     def _refuse_too_many(self, name: Name) -> None:
-        own = [call for call in self._calls if call.peer.name == name]
+        own = self._own.get(name, ())
         live = sum(not call.answered for call in own)
         if live >= MAX_CALLS or len(own) - live >= MAX_LEFT:
             raise TryAgain(f"{name.kind} `{name.id}` has {len(own)} calls under way", code="TOO_BUSY")
@@ -208,6 +210,10 @@ class Calls:
     def _forget(self, call: Call) -> None:
         with self._changed:
             self._calls.discard(call)
+            own = self._own.get(call.peer.name, set())
+            own.discard(call)
+            if not own:
+                self._own.pop(call.peer.name, None)
 
     def _set_deadline(self, call: Call, seconds: float | None) -> None:
         with self._changed:

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import sqlalchemy as sa
 from cryptography import x509
@@ -32,6 +33,7 @@ LOST_REPLY_S = HOUR_S  # a renewed certificate that nobody used by then never ar
 CHANGING_S = 600  # how long a site may still begin calls with the older certificate after it used the newer
 FIRST_USE, OLDER_IN_USE = "first use", "an older certificate is in use beside its successor"
 log = logging.getLogger(__name__)
+_name = lru_cache(2048)(certificates.client_name)  # a site shows the same certificate with each of its calls
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class CertificateStatus:
             NotPermitted: with the code that says which.
         """
         try:
-            name = certificates.client_name(certificate)  # 1
+            name = _name(certificate)  # 1
         except BadData as error:
             raise NotPermitted(error.message, code="CERTIFICATE_PROFILE") from None
         if name.federation != self.federation:  # 2

@@ -7,6 +7,7 @@ process opens: see ``coordinator.storage.watched``. Errors of the database becom
 import logging
 import os
 import sqlite3
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +24,42 @@ from wardround.local.durable import AFTER, BROKEN_DISK, StorageFailed, move, rem
 log = logging.getLogger(__name__)
 SETTINGS = (
     "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=10000", "wal_autocheckpoint=0",
+    "journal_size_limit=0",  # the log begins again at its beginning, and its size says how much is in it
     "cache_size=-512",  # KiB of each connection: by default 2 MiB, as the database grows. The kernel has its pages
 )  # fmt: skip
+MOST_FREE = 16  # connections that are kept
+
+
+class KeptConnections:
+    """Connections that stay open between transactions: one that begins on them costs half of what it costs through the
+    engine's pool. One whose transaction failed goes back to the pool, which makes it as new.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._free: deque[sa.Connection] = deque()
+
+    @contextmanager
+    def one(self) -> Iterator[sa.Connection]:
+        """One that nobody else uses meanwhile."""
+        try:
+            connection = self._free.pop()
+        except IndexError:
+            connection = self._engine.connect()
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        if len(self._free) < MOST_FREE:
+            self._free.append(connection)
+        else:
+            connection.close()
+
+    def close(self) -> None:
+        """Close those that nobody uses."""
+        while self._free:
+            self._free.pop().close()
 
 
 class SQLiteFile:
@@ -37,7 +72,7 @@ class SQLiteFile:
         self.name = str(path)
         self._path = path
         self._engine = _engine(f"sqlite:///file:{path}?mode=rw&uri=true", pool_size=16, max_overflow=-1)
-        self._writing = self._engine.execution_options(writes=True)
+        self._connections = KeptConnections(self._engine)
         self._files = WatchedFiles(path, lambda: self._move_log("PASSIVE"))
 
     @contextmanager
@@ -51,9 +86,12 @@ class SQLiteFile:
     @contextmanager
     def session(self, *, writes: bool) -> Iterator[Session]:
         """One transaction. With ``writes`` it holds the write lock from its beginning."""
-        engine = self._writing if writes else self._engine
-        with Session(engine, expire_on_commit=False) as session, session.begin():
-            session.connection()  # takes the write lock
+        with (
+            self._connections.one() as connection,
+            Session(connection, expire_on_commit=False) as session,
+            session.begin(),
+        ):
+            _begin(session.connection(), writes=writes)
             yield session
 
     def tidy(self) -> None:
@@ -102,6 +140,7 @@ class SQLiteFile:
             if not failed:
                 self._files.refuse_changed()
         finally:
+            self._connections.close()
             self._engine.dispose()
 
 
@@ -124,7 +163,8 @@ def migrate(path: Path, to: str = "head") -> None:
     """Make the tables of a schema at ``path``, or change those that are there."""
     engine = _engine(f"sqlite:///{path}")
     try:
-        with explained(path), engine.connect().execution_options(writes=True) as connection, connection.begin():
+        with explained(path), engine.connect() as connection, connection.begin():
+            _begin(connection, writes=True)
             schema.migrate(connection, to)
     finally:
         engine.dispose()
@@ -166,18 +206,18 @@ def copy_database(source: sqlite3.Connection, path: Path) -> None:
 def _engine(url: str, **options: int) -> sa.Engine:
     engine = sa.create_engine(url, **options)
     sa.event.listen(engine, "connect", _settings)
-    sa.event.listen(engine, "begin", _begin)
     return engine
 
 
 def _settings(connection: sqlite3.Connection, record: object) -> None:
-    connection.isolation_level = None  # SQLAlchemy says when a transaction begins; see _begin
+    connection.isolation_level = None  # we say when a transaction begins: see _begin
     for setting in SETTINGS:
         connection.execute(f"PRAGMA {setting}")
 
 
-def _begin(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
+def _begin(connection: sa.Connection, *, writes: bool) -> None:
+    """Begin a transaction; with ``writes`` it takes the write lock."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 @contextmanager

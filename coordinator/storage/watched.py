@@ -35,20 +35,25 @@ class WatchedFiles:
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
         self._known: dict[str, tuple[int, ...]] = {}
+        self._paths = {suffix: Path(f"{path}{suffix}") for suffix in ("", *BESIDE)}
 
     def begin(self) -> None:
         """From now on the files that are there are the right ones."""
         with self._lock:
-            self._known = {suffix: self._look(suffix) for suffix in ("", *BESIDE)}
+            self._known = {suffix: self._look(suffix) for suffix in self._paths}
 
     def refuse_changed(self) -> None:
         """Raises StoreLost: a file is not there any more, or is another, or was written by somebody else."""
-        if not self._known:
+        if self._changed() is None:
             return
-        with self._lock:
-            for suffix, known in self._known.items():
-                if self._look(suffix) != known:
-                    raise self._lost(f"{self._path}{suffix}")
+        with self._lock:  # a checkpoint changes the main file, and then notes it
+            changed = self._changed()
+        if changed is not None:
+            raise self._lost(self._paths[changed])
+
+    def _changed(self) -> str | None:
+        """The suffix of a file that is not as it was noted."""
+        return next((suffix for suffix, known in self._known.items() if self._look(suffix) != known), None)
 
     def move_log(self) -> None:
         """Make a checkpoint if the log is long."""
@@ -60,7 +65,7 @@ class WatchedFiles:
             finally:
                 self._known[""] = self._look("")
 
-    def _lost(self, file: str) -> StoreLost:
+    def _lost(self, file: Path) -> StoreLost:
         return StoreLost(
             f"{file} was deleted, replaced or written over while the coordinator used it; nothing that came after is "
             "acknowledged",
@@ -70,7 +75,7 @@ class WatchedFiles:
     def _look(self, suffix: str) -> tuple[int, ...]:
         """What tells the file from another; of the main file also what changes when it is written."""
         try:
-            found = Path(f"{self._path}{suffix}").stat()
+            found = self._paths[suffix].stat()
         except FileNotFoundError:
             return ()
         same = (found.st_dev, found.st_ino)
@@ -78,7 +83,7 @@ class WatchedFiles:
 
     def _size(self, suffix: str) -> int:
         try:
-            return Path(f"{self._path}{suffix}").stat().st_size
+            return self._paths[suffix].stat().st_size
         except FileNotFoundError:
             return 0
 

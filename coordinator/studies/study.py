@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import sqlalchemy as sa
+from pydantic_core import to_json
 from sqlalchemy.orm import Session
 
 from coordinator.metric_answers import VAL_LOSS
@@ -89,7 +90,7 @@ class Study:
         """The study as it is offered to its sites now."""
         return StudyOffer(self.revision, self.digest, self.state.phase.value, self.resolved.file, self.manifest)
 
-    @property
+    @cached_property
     def rules(self) -> Rules:
         section, secure = self.resolved.study, self.resolved.secure_aggregation
         return Rules(
@@ -173,7 +174,7 @@ class Study:
         saved = self.saved
         state = {"state": self.state.document(), "wall_clock": saved.wall_clock, "monotonic": saved.monotonic}
         best = {**self.best.document(), "digest": self.best_digest}
-        return {"newest": self.newest, "best": json.dumps(best), "state": json.dumps(state)}
+        return {"newest": self.newest, "best": json.dumps(best), "state": to_json(state).decode()}
 
 
 def _write() -> sa.Update:

@@ -179,38 +179,39 @@ class Uploads:
             raise NotPermitted(
                 f"site `{site}` was told that upload {header.upload_id} was not received", code="UPLOAD_ID_CONFLICT"
             )
-        with self._store.read() as session:
-            before = session.get(tables.Upload, header.upload_id)
-            first = rows.first_counts(session, site, header)
-            refused = rows.refused_since(session, site, self._wall_clock() - HOUR_S)
-            stale = rows.others_undecided(session, site, header)
-        if before and (before.site, before.content) != (site, header.content):
-            log.warning("site %s uses an upload id again for another upload", site)
-            raise NotPermitted(
-                f"upload {header.upload_id} was opened before with other content", code="UPLOAD_ID_CONFLICT"
-            )
-        if before and before.receipt:
-            return receipt_of(before)
-        rolled_back = ledger.refusal is not None and ledger.refusal.code == "LEDGER_ROLLBACK"
-        if not is_active() or (before and rolled_back):
-            raise TryAgain("this opening was overtaken by a newer one of this site", code="TOO_BUSY")
-        if before is None:
-            self._idle.take(site, MAX_REFUSED_AN_HOUR, refused)
-        else:
-            self._again.take(site, MAX_AGAIN_AN_HOUR)
-        study = self._engine.find(header.study)
-        verdict = admission.admit_header(site, header, study, first, ledger.refusal)
-        upload = before or _new_upload(site, header, self._wall_clock())
+        stale: Sequence[str] = ()
+        with self._store.write() as session:
+            seen = rows.seen(session, site, header, self._wall_clock() - HOUR_S)
+            before = session.get(tables.Upload, header.upload_id) if seen.known else None
+            if before and (before.site, before.content) != (site, header.content):
+                log.warning("site %s uses an upload id again for another upload", site)
+                raise NotPermitted(
+                    f"upload {header.upload_id} was opened before with other content", code="UPLOAD_ID_CONFLICT"
+                )
+            if before and before.receipt:
+                return receipt_of(before)
+            rolled_back = ledger.refusal is not None and ledger.refusal.code == "LEDGER_ROLLBACK"
+            if not is_active() or (before and rolled_back):
+                raise TryAgain("this opening was overtaken by a newer one of this site", code="TOO_BUSY")
+            if before is None:
+                self._idle.take(site, MAX_REFUSED_AN_HOUR, seen.refused)
+            else:
+                self._again.take(site, MAX_AGAIN_AN_HOUR)
+            study = self._engine.find(header.study)
+            verdict = admission.admit_header(site, header, study, seen.first, ledger.refusal)
+            upload = before or _new_upload(site, header, self._wall_clock())
+            if isinstance(verdict, Admitted):
+                self._refuse_full_disk(header)
+                self.receptions.refuse_crowd(site, header.upload_id)
+                if seen.others:
+                    stale = rows.others_undecided(session, site, header)
+                    rows.forget(session, stale)
+                ledger.remember(session)
+                if before is None:
+                    rows.save(session, upload)
         if isinstance(verdict, Refusal):
             return self._decide(Verdict(site, header, upload, verdict, ledger))
-
-        self._refuse_full_disk(header)
-        self.receptions.refuse_crowd(site, header.upload_id)
-        self._forget(stale)
-        with self._store.write() as session:
-            ledger.remember(session)
-            if before is None:
-                rows.save(session, upload)
+        self._dropped(stale)
         assert study is not None
         reception = Reception(site, header, self._store, self._blobs, upload, study.terms_of(site))
         self.receptions.add(reception)
@@ -219,11 +220,11 @@ class Uploads:
     def _conclude(self, reception: Reception, received: Received, payload: Admitted | Refusal) -> Envelope:
         """Decide on a complete upload. The round may have closed while it came."""
         site, header = received.site, received.header
-        with self._store.read() as session:
-            kept = rows.receipt(session, header.upload_id)
-        if kept:
-            return envelope_of(kept)
-        if kept is None or not self.receptions.is_current(reception):
+        if not self.receptions.is_current(reception):
+            with self._store.read() as session:
+                kept = rows.receipt(session, header.upload_id)
+            if kept:
+                return envelope_of(kept)
             raise TryAgain("this upload goes on on another stream, or was given up", code="TOO_BUSY")
         verdict = admission.admit_now(site, header, self._engine.find(header.study), payload)
         upload = reception.upload
@@ -337,10 +338,15 @@ class Uploads:
 
     def _forget(self, stale: Sequence[str]) -> None:
         """Forget these undecided uploads."""
+        if stale:
+            with self._store.write() as session:
+                rows.forget(session, stale)
+            self._dropped(stale)
+
+    def _dropped(self, stale: Sequence[str]) -> None:
+        """These uploads are known no more, and that is durable: nothing of them may come any more, or stay."""
         if not stale:
             return
-        with self._store.write() as session:
-            session.execute(sa.delete(tables.Upload).where(tables.Upload.id.in_(stale)))
         self.receptions.close_where(lambda reception: reception.header.upload_id in stale)
         self._blobs.drop_spools(stale)
 

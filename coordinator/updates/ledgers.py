@@ -44,14 +44,13 @@ class Ledgers:
         with turn:
             head = statement.head
             with self._store.read() as session:
-                row = session.get(tables.Site, site)
-                assert row is not None
+                row = session.connection().execute(_ENROLLED, {"of_site": site}).one()
                 newest = newest_head(session, site, head.ledger_id)
                 first = head.lines - len(statement.new_lines)
                 known = _heads(session, site, head.ledger_id, first, head.lines)
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(row.ledger_key))
             refusal = admission.ledger_refusal(statement, key, row.ledger_id, newest, known)
-            yield Judged(head, row, refusal, newest[0] if newest else 0)
+            yield Judged(site, head, row, refusal, newest[0] if newest else 0)
 
     def page(self, site: str, statement: LedgerStatement) -> int:
         """Take a page of lines, if it continues the ledger. How many lines of it are known then.
@@ -71,9 +70,12 @@ class Ledgers:
 class Judged:
     """A statement, its refusal if it has one, and the record of the site that it was judged against."""
 
-    def __init__(self, head: LedgerHead, row: tables.Site, refusal: Refusal | None, known_lines: int) -> None:
+    def __init__(
+        self, site: str, head: LedgerHead, row: "sa.Row[str, str]", refusal: Refusal | None, known_lines: int
+    ) -> None:
         self.refusal = refusal
         self.known_lines = known_lines
+        self._site = site
         self._head = head
         self._row = row
 
@@ -86,10 +88,10 @@ class Judged:
         if self.refusal is not None:
             return
         row, ledger_id = self._row, self._head.ledger_id
-        values = {"of_site": row.name, "its_key": row.ledger_key, "known_ledger": row.ledger_id}
+        values = {"of_site": self._site, "its_key": row.ledger_key, "known_ledger": row.ledger_id}
         if not changed(session, _TAKE_LEDGER, **values, of_ledger=ledger_id):
-            raise TryAgain(f"site `{row.name}` has just changed its ledger here", code="TOO_BUSY")
-        keep_head(session, row.name, self._head, in_receipt=False)
+            raise TryAgain(f"site `{self._site}` has just changed its ledger here", code="TOO_BUSY")
+        keep_head(session, self._site, self._head, in_receipt=False)
 
 
 def newest_head(session: Session, site: str, ledger_id: str) -> tuple[int, str] | None:
@@ -150,6 +152,7 @@ def _take_ledger() -> sa.Update:
     ).values(ledger_id=sa.bindparam("of_ledger"))  # fmt: skip
 
 
+_ENROLLED = sa.select(tables.Site.ledger_key, tables.Site.ledger_id).where(tables.Site.name == sa.bindparam("of_site"))
 _NEWEST, _BETWEEN = _newest(), _between()
 _KEEP = {"sqlite": _keep(sqlite.insert), "postgresql": _keep(postgresql.insert)}
 _FORGET_OLDER, _TAKE_LEDGER = _forget_older(), _take_ledger()

@@ -5,6 +5,7 @@ In half the time that the session's own books take of the one thread that owns t
 
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -28,22 +29,34 @@ _OF_SITE: sa.BindParameter[str] = sa.bindparam("of_site")
 _COLUMNS = tuple(column.name for column in tables.Upload.__table__.columns)
 _SAVE = {"sqlite": _saving(sqlite.insert), "postgresql": _saving(postgresql.insert)}
 _RECEIPT = sa.select(Upload.receipt).where(Upload.id == sa.bindparam("this"))
-_FIRST_ACCEPTED = (
-    sa.select(Upload.num_examples, Upload.num_validation)
-    .where(Upload.study == sa.bindparam("of_study"), Upload.revision == sa.bindparam("of_revision"))
-    .where(Upload.site == _OF_SITE, Upload.decision == ACCEPTED)
-    .order_by(Upload.decided_s)
-    .limit(1)
-)
-_REFUSED_SINCE = sa.select(sa.func.count()).where(
+_UNDECIDED_BESIDE = (
+    (Upload.site == _OF_SITE) & (Upload.decision == "")
+    & (Upload.study == sa.bindparam("of_study")) & (Upload.id != sa.bindparam("this"))
+)  # fmt: skip
+_OTHERS = sa.select(Upload.id).where(_UNDECIDED_BESIDE).order_by(Upload.id)
+_REFUSED = sa.select(sa.func.count()).where(
     Upload.site == _OF_SITE, Upload.decision == REFUSED, Upload.decided_s >= sa.bindparam("since_s")
 )
-_OTHERS_UNDECIDED = (
-    sa.select(Upload.id)
-    .where(Upload.site == _OF_SITE, Upload.decision == "")
-    .where(Upload.study == sa.bindparam("of_study"), Upload.id != sa.bindparam("this"))
-    .order_by(Upload.id)
-)
+
+
+def _seen() -> "sa.Select[bool, int | None, int | None, int, bool]":
+    """What an opening wants to know, as one statement."""
+    this = sa.exists().where(Upload.id == sa.bindparam("this"))
+    first = (
+        sa.select(Upload.num_examples, Upload.num_validation)
+        .where(Upload.study == sa.bindparam("of_study"), Upload.revision == sa.bindparam("of_revision"))
+        .where(Upload.site == _OF_SITE, Upload.decision == ACCEPTED)
+        .order_by(Upload.decided_s)
+        .limit(1)
+        .subquery()
+    )
+    rest = _REFUSED.scalar_subquery().label("refused"), sa.exists().where(_UNDECIDED_BESIDE).label("others")
+    one = sa.select(sa.literal_column("1")).subquery()  # a row also where nothing was accepted yet
+    chosen = sa.select(this.label("known"), first.c.num_examples, first.c.num_validation, *rest)
+    return chosen.select_from(one.outerjoin(first, sa.true()))
+
+
+_SEEN = _seen()
 _CHAIN = sa.select(Site.revoked_s, Site.last_receipt, Site.ledger_key).where(Site.name == _OF_SITE)
 _LINK = sa.update(Site).where(Site.name == _OF_SITE).values(last_receipt=sa.bindparam("digest"))
 
@@ -60,22 +73,48 @@ def receipt(session: Session, upload_id: str) -> str | None:
     return None if row is None else row.receipt or ""
 
 
-def first_counts(session: Session, site: str, header: UploadHeader) -> tuple[int, int] | None:
-    """The training and validation rows that a site reported with its first accepted update of a revision."""
-    values = {"of_study": header.study, "of_revision": header.revision, "of_site": site}
-    row = session.connection().execute(_FIRST_ACCEPTED, values).first()
-    return (row.num_examples, row.num_validation) if row else None
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a site before an opening.
+
+    Attributes:
+        known: whether the upload was opened before.
+        first: the training and validation rows that the site reported with its first accepted update of the revision.
+        refused: how many of its uploads were refused in the time that counts.
+        others: whether another upload of it to the study has no verdict.
+    """
+
+    known: bool
+    first: tuple[int, int] | None
+    refused: int
+    others: bool
+
+
+def seen(session: Session, site: str, header: UploadHeader, since_s: float) -> Seen:
+    """What an opening is judged by. ``since_s``: from when on refusals count."""
+    values = {
+        "this": header.upload_id, "of_site": site, "of_study": header.study, "of_revision": header.revision,
+        "since_s": since_s,
+    }  # fmt: skip
+    row = session.connection().execute(_SEEN, values).one()
+    first = None if row.num_examples is None else (row.num_examples, row.num_validation)
+    return Seen(bool(row.known), first, row.refused, bool(row.others))
 
 
 def refused_since(session: Session, site: str, since_s: float) -> int:
     """How many uploads of a site were refused."""
-    return int(session.connection().execute(_REFUSED_SINCE, {"of_site": site, "since_s": since_s}).scalar_one())
+    return int(session.connection().execute(_REFUSED, {"of_site": site, "since_s": since_s}).scalar_one())
 
 
 def others_undecided(session: Session, site: str, header: UploadHeader) -> Sequence[str]:
     """The other uploads of a site to the header's study that have no verdict."""
     values = {"of_site": site, "of_study": header.study, "this": header.upload_id}
-    return session.connection().execute(_OTHERS_UNDECIDED, values).scalars().all()
+    return session.connection().execute(_OTHERS, values).scalars().all()
+
+
+def forget(session: Session, uploads: Sequence[str]) -> None:
+    """Drop what is written down of these uploads."""
+    session.execute(sa.delete(Upload).where(Upload.id.in_(uploads)))
 
 
 def chain_of(session: Session, site: str) -> "sa.Row[int | None, str, str] | None":

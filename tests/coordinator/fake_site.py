@@ -224,6 +224,13 @@ class FakeSite:
     def specs(self, study: str) -> tuple[TensorSpec, ...]:
         return manifest_from(self.offer(study).initial_model).specs
 
+    def specs_for(self, assignment: Any) -> tuple[TensorSpec, ...]:
+        """What an assignment's update has: by the offer that came with the events, as an agent does, if it is of it."""
+        offer = self.offers.get(assignment.study)
+        if offer is None or (offer.revision, offer.digest) != (assignment.revision, assignment.digest):
+            return self.specs(assignment.study)
+        return manifest_from(offer.initial_model).specs
+
     # Models and updates.
 
     def download(self, assignment: Any, offset: int = 0) -> tuple[Manifest, bytes]:
@@ -311,7 +318,7 @@ class FakeSite:
         hasher = PayloadHasher(manifest.specs)
         hasher.update(payload)
         assert hasher.manifest().digest() == assignment.base.digest.hex()
-        specs = self.specs(assignment.study) if assignment.HasField("train") else ()
+        specs = self.specs_for(assignment) if assignment.HasField("train") else ()
         chosen = update or delta(self.name, assignment.round, specs)
         receipt = self.send(self.opening(assignment, chosen), chosen.payload)
         assert receipt is not None

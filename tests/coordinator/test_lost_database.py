@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from coordinator import state_directory as places
 from coordinator.state_directory import State
-from coordinator.storage import tables, watched
+from coordinator.storage import sqlite, tables, watched
 from coordinator.storage.database import Store
 from coordinator.storage.watched import StoreLost
 from tests.coordinator.conftest import Place
@@ -132,3 +132,16 @@ def test_what_is_committed_moves_into_the_main_file_before_the_log_is_long(
     assert beside(Path(store.name), "-wal").stat().st_size < 200_000
     with store.read() as session:
         assert session.scalar(sa.select(sa.func.count()).select_from(tables.Model)) == 40
+
+
+def test_a_log_that_was_long_once_is_not_moved_after_every_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite keeps a log's file as long as it ever was, unless it is told not to; its size says how much is in it."""
+    moved = []
+    checkpoint = sqlite.SQLiteFile._move_log
+    monkeypatch.setattr(watched, "LOG_BYTES", 64 * 1024)
+    monkeypatch.setattr(sqlite.SQLiteFile, "_move_log", lambda file, how: (moved.append(how), checkpoint(file, how)))
+    store.lead()
+    for number in range(200):
+        with store.write() as session:
+            session.add(tables.Restore(restored_s=number, backup_s=number))
+    assert 2 <= moved.count("PASSIVE") <= 40  # a write takes two pages of 4 KiB at least

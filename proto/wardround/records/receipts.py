@@ -9,7 +9,7 @@ a line.
 import hashlib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -57,11 +57,11 @@ class LedgerHead:
     head: str
 
     def sign(self, key: Ed25519PrivateKey) -> dsse.Envelope:
-        return dsse.sign(HEAD_TYPE, asdict(self), key)
+        return dsse.sign(HEAD_TYPE, vars(self), key)
 
     def verify(self, signature: bytes, key: Ed25519PublicKey) -> None:
         """Raises BadData: ``signature`` is not the ledger key's over this head."""
-        envelope = dsse.Envelope(HEAD_TYPE, canonical.dumps(asdict(self)), dsse.keyid(key), signature)
+        envelope = dsse.Envelope(HEAD_TYPE, canonical.dumps(vars(self)), dsse.keyid(key), signature)
         dsse.verify(envelope, HEAD_TYPE, key)
 
 
@@ -93,7 +93,8 @@ class Receipt:
     ledger_key: str = ""  # hex; "" where the coordinator does not say it
 
     def sign(self, key: Ed25519PrivateKey) -> dsse.Envelope:
-        return dsse.sign(RECEIPT_TYPE, asdict(self), key)
+        head = vars(self.ledger) if self.ledger is not None else None
+        return dsse.sign(RECEIPT_TYPE, {**vars(self), "ledger": head}, key)
 
     @classmethod
     def verified(cls, envelope: dsse.Envelope, key: Ed25519PublicKey) -> "Receipt":
