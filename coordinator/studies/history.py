@@ -15,6 +15,14 @@ from fl_algorithms.server.limits import Account
 
 ALWAYS_LATE = 3  # rounds in a row, after which a site is named
 RECENT = 24  # attempts that are looked at for that
+_LAST_ACCOUNTS = (
+    sa.select(tables.Round.account)
+    .where(tables.Round.study == sa.bindparam("of_study"), tables.Round.revision == sa.bindparam("of_revision"))
+    .where(tables.Round.outcome == Outcome.CLOSED.value, tables.Round.closing.is_(False))
+    .where(tables.Round.account.is_not(None), tables.Round.account != "")
+    .order_by(tables.Round.number.desc(), tables.Round.attempt.desc())
+    .limit(sa.bindparam("most"))
+)
 log = logging.getLogger(__name__)
 
 
@@ -119,12 +127,8 @@ def accounts(session: Session, study: Study) -> list[tuple[int, Account]]:
 
 def last_accounts(session: Session, study: Study, most: int) -> list[Account]:
     """What became of the updates in the last ``most`` rounds whose model is made, in their order."""
-    table = tables.Round
-    chosen = sa.select(table.account).where(
-        table.study == study.name, table.revision == study.revision, table.outcome == Outcome.CLOSED.value,
-        table.closing.is_(False), table.account.is_not(None), table.account != "",
-    )  # fmt: skip
-    newest = session.scalars(chosen.order_by(table.number.desc(), table.attempt.desc()).limit(most)).all()
+    values = {"of_study": study.name, "of_revision": study.revision, "most": most}
+    newest = session.connection().execute(_LAST_ACCOUNTS, values).scalars().all()
     return [Account.from_document(json.loads(text or "")) for text in newest[::-1]]
 
 
