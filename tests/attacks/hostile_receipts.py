@@ -86,5 +86,5 @@ def head(lines: Any, digest: Any = "ab" * 32, ledger_id: Any = "x") -> Document:
 def a_head(world: SiteWorld) -> Document:
     """A head that the ledger had before the upload's line: true, but it does not cover the upload."""
     assert world.agent is not None
-    found = receipts.LedgerHead(world.agent.commands._ledger.ledger_id, 1, world.agent.commands._ledger._state.heads[1])
+    found = world.agent.commands._ledger._state.head_at(1)
     return asdict(found)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import shutil
+import tracemalloc
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from typing import Any, cast
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
 
 from site_agent import audit
 from site_agent.audit import show
@@ -21,6 +24,7 @@ from site_agent.gateway.connection.interrupt import Interrupt
 from site_agent.gateway.connection.upload import UploadTry
 from site_agent.gateway.exit.egress import PendingUpload, send
 from site_agent.gateway.exit.ledger import Ledger
+from site_agent.gateway.exit.ledger_state import Digests
 from tools import verify_ledger
 from wardround.errors import BadData, NeedsPerson
 from wardround.local import durable
@@ -149,10 +153,10 @@ class Written:
         """Append a receipt without asking whether it may stand there, as whoever has the ledger's key can."""
         state = self.ledger._state
         entry = ReceiptEntry(upload_id=upload_id, envelope=SignedText.of(receipt.sign(key)))
-        line = Line(state.lines, "2026-01-01T00:00:00.000Z", state.heads[-1], entry).encoded()
+        line = Line(state.lines, "2026-01-01T00:00:00.000Z", state.head.head, entry).encoded()
         self.ledger._lines.append(line + b"\n")
+        state.heads.append(bytes.fromhex(next_head(state.head.head, line_hash(line))))
         state.hashes.append(line_hash(line))
-        state.heads.append(next_head(state.heads[-1], line_hash(line)))
         self.ledger.sign()
 
     def rounds(self, count: int) -> "Written":
@@ -605,3 +609,35 @@ def test_a_receipt_that_says_something_else_is_not_appended_and_found_where_it_i
     assert (code, verdict.first_bad) == (audit.TAMPERED, 4)
     assert said in verdict.reason
     assert verify_ledger.judge(folder)[:2] == (audit.TAMPERED, 4)
+
+
+@given(st.lists(st.binary(min_size=32, max_size=32), max_size=9), st.integers(-12, 12), st.integers(-12, 12))
+def test_digests_in_a_row_are_a_list_of_them(digests: list[bytes], first: int, last: int) -> None:
+    row = Digests(digests[:4])
+    for digest in digests[4:]:
+        row.append(digest)
+    assert len(row) == len(digests)
+    assert list(row) == digests
+    assert row[first:last] == digests[first:last]
+    if -len(digests) <= first < len(digests):
+        assert row[first] == digests[first]
+    else:
+        with pytest.raises(IndexError):
+            row[first]
+
+
+def test_a_receipt_is_found_in_a_long_ledger_without_holding_the_file(tmp_path: Path) -> None:
+    written = Written(tmp_path)
+    ids = [written.upload(round_) for round_ in range(1, 40)]
+    for upload_id in ids:
+        written.resolve(upload_id, written.receipt(upload_id))
+    size = written.ledger._segment.stat().st_size
+    tracemalloc.start()
+    try:
+        found = written.ledger.receipt(ids[-1])
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found is not None
+    assert found.upload_id == ids[-1]
+    assert most < size / 2

@@ -156,7 +156,7 @@ class Ledger:
             return
         with self._lock, self._writing():
             made: list[tuple[Line, bytes]] = []
-            head = self._state.heads[-1]
+            head = self._state.head.head
             for entry in entries:
                 refuse_incomplete(entry)
                 line = Line(self._state.lines + len(made), now_text(), head, entry)
@@ -240,7 +240,7 @@ class Ledger:
                 if self._state.lines - since <= MAX_NEW_LINES // 2:  # others may write before the upload goes
                     return
                 page = self._state.hashes[since : since + MAX_NEW_LINES]
-                head = LedgerHead(self.ledger_id, since + len(page), self._state.heads[since + len(page)])
+                head = self._state.head_at(since + len(page))
             known = show(LedgerStatement(head, head.sign(self._key).signature, tuple(page)))
             with self._lock:
                 if known <= since:
@@ -269,16 +269,18 @@ class Ledger:
 
     def receipt(self, upload_id: str) -> Receipt | None:
         """The receipt that stands here for an upload, read from the file; None if there is none."""
-        answers = (entry for entry in self.entries(ReceiptEntry) if entry.upload_id == upload_id)
+        answers = (entry for entry in self.entries(ReceiptEntry, upload_id) if entry.upload_id == upload_id)
         answer = next(answers, None)
         return answer.receipt if answer is not None else None
 
-    def entries(self, kind: type[AnyEntry]) -> Iterator[AnyEntry]:
-        """The entries of one type, oldest first, read from the file."""
-        for data in (self._segment.read_bytes() if self._segment.exists() else b"").splitlines():
-            document = json.loads(data)
-            if document["type"] == kind.type and isinstance(entry := Line.from_document(document).entry, kind):
-                yield entry
+    def entries(self, kind: type[AnyEntry], naming: str = "") -> Iterator[AnyEntry]:
+        """The entries of one type in lines with ``naming`` in them, oldest first, read from the file line by line."""
+        if not self._segment.exists():
+            return
+        with self._segment.open("rb") as lines:
+            for document in (json.loads(data) for data in lines if naming.encode() in data):
+                if document["type"] == kind.type and isinstance(entry := Line.from_document(document).entry, kind):
+                    yield entry
 
     def payload_bytes(self, part: Part) -> int:
         """Bytes of payload that may have left on a UTC day ("2026-01-31"), or in a round (study, revision, round).

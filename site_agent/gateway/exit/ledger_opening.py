@@ -82,7 +82,7 @@ def _before(segment: Path, cited: CitedHead, most: int) -> LedgerState:
         state.missing = cited.ledger_id
         return state
     state, _ = _whole_lines(older, older.read_bytes(), most - 1)
-    if state.heads[cited.lines : cited.lines + 1] != [cited.head]:
+    if state.head_after(cited.lines) != cited.head:
         raise broken(older, f"its first {cited.lines} lines are not those that the next ledger continues")
     return state
 
@@ -94,7 +94,7 @@ def _next_document(line: bytes, state: LedgerState) -> Any:
         place = (document["v"], document["seq"], document["prev"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return document if place == (1, state.lines, state.heads[-1]) else None
+    return document if place == (1, state.lines, state.head.head) else None
 
 
 def _signed(folder: Path, state: LedgerState, torn: bool) -> int:
@@ -118,7 +118,7 @@ def _signed(folder: Path, state: LedgerState, torn: bool) -> int:
         if lines > state.lines:
             has = f"{state.lines} whole lines" + (" and a torn one" if torn else "")
             raise broken(segment, f"it has {has}, a signed head covers {lines}")
-        if state.heads[lines] != digest:
+        if state.head_after(lines) != digest:
             raise broken(segment, f"its first {lines} lines are not those that the signed head covers")
         signed = max(signed, lines)
     return signed

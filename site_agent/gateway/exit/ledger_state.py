@@ -6,8 +6,9 @@ ledgers by itself, from the files alone.
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -38,6 +39,7 @@ from wardround.records.ledger.secure import MISSED, OTHER, AgreedEntry, OpenedEn
 from wardround.records.ledger.summary import SummaryEntry
 from wardround.records.receipts import EMPTY_HEAD, NOT_RECEIVED, Awaited, LedgerHead, next_head
 
+DIGEST = 32  # bytes of a SHA-256
 PROPOSED, TAKEN_BACK = "proposed", "taken back"  # what may have happened to a proposal
 Held = tuple[str, int, int, str]  # study, revision, round, digest of the update
 Part = str | tuple[str, int, int]  # a UTC day ("2026-01-31"), or a round: study, revision, round
@@ -75,12 +77,35 @@ def is_among(by: Person, people: Sequence[Person]) -> bool:
     return any(person.may_be(LoggedIn.from_document(other.document())) for other in people)
 
 
+class Digests(Sequence[bytes]):
+    """SHA-256 digests in a row, in 32 bytes each: a ledger of years has millions."""
+
+    def __init__(self, digests: Iterable[bytes] = ()) -> None:
+        self._data = bytearray().join(digests)
+
+    def append(self, digest: bytes) -> None:
+        self._data += digest
+
+    def __len__(self) -> int:
+        return len(self._data) // DIGEST
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return bytes(self._data[places * DIGEST : (places + 1) * DIGEST])
+        return [self[place] for place in places]
+
+
 class LedgerState:
     """Not safe for several threads: the writer has a lock."""
 
     def __init__(self) -> None:
-        self.hashes: list[bytes] = []
-        self.heads: list[str] = [EMPTY_HEAD]  # after 0, 1, 2 ... lines
+        self.hashes = Digests()
+        self.heads = Digests([bytes.fromhex(EMPTY_HEAD)])  # after 0, 1, 2 ... lines
         self.witnessed = 0  # lines under the last head that a receipt names
         self.ledger_id = ""
         self.policy = ""  # digest of the one in force
@@ -122,7 +147,15 @@ class LedgerState:
 
     @property
     def head(self) -> LedgerHead:
-        return LedgerHead(self.ledger_id, self.lines, self.heads[-1])
+        return self.head_at(self.lines)
+
+    def head_at(self, lines: int) -> LedgerHead:
+        """The head after its first ``lines`` lines."""
+        return LedgerHead(self.ledger_id, lines, self.heads[lines].hex())
+
+    def head_after(self, lines: int) -> str | None:
+        """The same in hex alone; None where there are not so many lines."""
+        return self.heads[lines].hex() if 0 <= lines < len(self.heads) else None
 
     def take(self, line: Line, hash_of_line: bytes) -> None:
         """The next line.
@@ -173,7 +206,7 @@ class LedgerState:
             case ReceiptEntry() as answer:
                 self._receipt(line.seq, answer)
         self.hashes.append(hash_of_line)
-        self.heads.append(next_head(self.heads[-1], hash_of_line))
+        self.heads.append(bytes.fromhex(next_head(self.heads[-1].hex(), hash_of_line)))
 
     def remember(self, before: "LedgerState") -> None:
         """Take over what a ledger before this one says and a new one would forget: what left, and what was decided
@@ -216,12 +249,9 @@ class LedgerState:
     def awaited(self, upload_id: str) -> Awaited:
         """What a receipt for an open upload is judged against."""
         return Awaited(
-            self.open[upload_id].recorded(self._places[upload_id]), self.ledger_id, self._head_after, self._previous,
+            self.open[upload_id].recorded(self._places[upload_id]), self.ledger_id, self.head_after, self._previous,
             self._site, self._federation, self._ledger_key,
         )  # fmt: skip
-
-    def _head_after(self, lines: int) -> str | None:
-        return self.heads[lines] if 0 <= lines < len(self.heads) else None
 
     def _upload(self, line: Line, upload: UploadEntry) -> None:
         self.open[upload.upload_id], self._places[upload.upload_id] = upload, line.seq
