@@ -41,16 +41,10 @@ ANSWER_TIMEOUT_S = 300  # for what reads no patients: a cold start on a busy mac
 AT_ONCE_S = 1.5  # the listener answers by itself, however busy its worker is
 LOOK_S = 2.0  # between two looks at a worker that was asked something
 ROUND_REQUESTS = (records.Train, records.Validate, records.Finish)
-READING_REQUESTS = (
-    records.Inspect,
-    records.Check,
-    records.Examine,
-    records.Summarize,
-    records.DraftMapping,
-    records.DraftSummaryMapping,
-    records.HashFiles,
-    records.Predict,
-)  # fmt: skip  a folder of images is large
+READING_REQUESTS = (  # a folder of images is large
+    records.Inspect, records.Check, records.Examine, records.Summarize, records.DraftMapping,
+    records.DraftSummaryMapping, records.HashFiles, records.Predict,
+)  # fmt: skip
 OUR_CODE_ALONE = (records.GetStatus, records.StatFiles)  # neither torch nor a plug-in, and no file is read
 STAGED = re.compile(r"[A-Za-z0-9._-]{1,200}")
 A = TypeVar("A", bound=Answer)
@@ -240,8 +234,9 @@ class Worker:
         self._connection = ours
         self._stream = ours.makefile("rwb")
         self._turn = threading.Lock()
-        self._watch: liveness.Watch | None = None
-        self._frozen, self._given_up = "", given_up
+        self._watch: liveness.Watch | None = None  # while it is asked something
+        self._frozen, self._given_up, self._closed = "", given_up, threading.Event()
+        threading.Thread(target=self._look, name="worker-watch", daemon=True).start()
         ours.settimeout(HELLO_TIMEOUT_S)
         try:
             with self._watched():
@@ -313,6 +308,7 @@ class Worker:
 
     def close(self) -> None:
         """End it and wait for its end, and for the last that it printed."""
+        self._closed.set()
         self.kill()
         self._output.join(OUTPUT_END_S)
         self._stream.close()
@@ -340,24 +336,25 @@ class Worker:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """While the block lasts, it is ended if it is stopped or hung, or given up."""
-        self._watch, self._frozen, over = liveness.Watch(self.pid), "", threading.Event()
-
-        def watch(judge: liveness.Watch) -> None:
-            while not over.wait(LOOK_S):
-                if self._given_up():
-                    self.end()
-                    return
-                if frozen := judge.frozen():
-                    self._frozen = frozen
-                    log.error("the trainer's worker (process %d) %s: it is ended", self.pid, frozen)
-                    self.end()
-                    return
-
-        threading.Thread(target=watch, args=(self._watch,), name="worker-watch", daemon=True).start()
+        self._watch, self._frozen = liveness.Watch(self.pid), ""
         try:
             yield
         finally:
-            over.set()
+            self._watch = None
+
+    def _look(self) -> None:
+        """Look at it now and then, until it is closed or ended from here."""
+        while not self._closed.wait(LOOK_S):
+            if (watch := self._watch) is None:
+                continue
+            if self._given_up():
+                self.end()
+                return
+            if frozen := watch.frozen():
+                self._frozen = frozen
+                log.error("the trainer's worker (process %d) %s: it is ended", self.pid, frozen)
+                self.end()
+                return
 
     def _died(self, command: str) -> "Died":
         code = self._process.wait()

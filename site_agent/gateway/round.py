@@ -120,8 +120,8 @@ class Rounds:
         if fresh:
             self._refuse_denied(assignment, consent, journal)  # before the work, not after
         masking = self._secure.begun(assignment, journal, consent, interrupt) if consent.is_secure else None
-        update = egress.update_digest(journal, self._policy.coordinator)
-        upload = egress.recorded(self._ledger, journal.upload_id, self._own_copy(journal), update, masking)
+        destination = self._policy.coordinator
+        upload = egress.recorded(self._ledger, journal, destination, self._own_copy(journal), masking)
         if upload is None:
             measured = self._train(assignment, consent, journal, interrupt) if fresh else None
             interrupt.check()
@@ -203,7 +203,7 @@ class Rounds:
             self._outcomes.learn(last, interrupt)
             if not last.decision:
                 self._ask(records.Discard(study=last.study, revision=last.revision, round=last.round), interrupt)
-        self._forget_files(last)
+        self._forget_update(last)  # and its model goes when another is downloaded
         return self._fresh(assignment, base, consent, last)
 
     def _fresh(self, assignment: Assignment, base: str, consent: Consent, last: Journal) -> Journal:
@@ -322,6 +322,9 @@ class Rounds:
             log.warning("the trainer could not be told to stop: %s", error.message)
 
     def _forget_files(self, journal: Journal) -> None:
+        self._forget_update(journal)
+        self._downloads.forget(journal.study)
+
+    def _forget_update(self, journal: Journal) -> None:
         self._staging.remove(journal.update)
         self._state.remove_copies(journal.study)
-        self._downloads.forget(journal.study)

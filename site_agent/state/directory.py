@@ -25,6 +25,7 @@ Nothing here needs the network, torch or cryptography, so the commands stay quic
 
 import datetime
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from site_agent.state import codec, formats
@@ -288,15 +289,27 @@ class SiteState:
         data = codec.to_bytes(journal)
         if lasting == "nothing":
             kept = path.read_bytes() if path.exists() else b""
-            durable.write_file(since, step_after(kept, data), lasting="nothing")
+            _write_over(since, step_after(kept, data))
         else:
             durable.write_file(path, data, lasting=lasting)
-            durable.remove(since, lasting=False)
+            if since.exists():
+                _write_over(since, b"")
 
     def _file(self, folder: str, study: str, ending: str = "json") -> Path:
-        if not STUDY_NAME.fullmatch(study):
-            raise UsageProblem(f"{study[:80]!r} is not a study's name: 1 to 64 of a-z, 0-9 and -")
-        return self.root / folder / f"{study}.{ending}"
+        return _file_of(self.root, folder, study, ending)
+
+
+@lru_cache(maxsize=64)  # a round asks for some twenty, again and again the same ones
+def _file_of(root: Path, folder: str, study: str, ending: str) -> Path:
+    if not STUDY_NAME.fullmatch(study):
+        raise UsageProblem(f"{study[:80]!r} is not a study's name: 1 to 64 of a-z, 0-9 and -")
+    return root / folder / f"{study}.{ending}"
+
+
+def _write_over(path: Path, step: bytes) -> None:
+    """Write a step where the one before it stands, without a file of its own; what is longer there is blank then."""
+    with durable.SpoolFile(path, lasting=False) as file:
+        file.write_at(0, step.ljust(file.size(), b"\n"))
 
 
 def now_text() -> str:

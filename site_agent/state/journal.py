@@ -1,8 +1,8 @@
 """How far a study's current assignment is: `journal/STUDY.json`, and since then `journal/STUDY.now`.
 
 Written before each step that a crash must not repeat. A step that nobody need know of after a loss of power is not
-fsynced, so it has a file of its own: a torn one is passed over, and the last step that was fsynced stands whole. It
-names that by its digest, so that it counts for as long as no later step was fsynced.
+fsynced, so it has a file of its own, which is written over: a torn one is passed over, and the last step that was
+fsynced stands whole. It names that by its digest, so that it counts for as long as no later step was fsynced.
 """
 
 import hashlib
@@ -66,7 +66,7 @@ def step_after(kept: bytes, step: bytes) -> bytes:
 
 def taken_after(kept: bytes, now: bytes) -> bytes:
     """The step in ``now``, if it is whole and was taken after the one in ``kept``; else nothing."""
-    line, _, step = now.partition(b"\n")
+    line, _, step = now.rstrip(b"\n").partition(b"\n")
     return step if line == b"%s %s" % (_digest(kept), _digest(step)) else b""
 
 

@@ -5,6 +5,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedRWPair
@@ -48,6 +49,8 @@ class Replies:
     def __init__(self, stream: BufferedRWPair) -> None:
         self._stream = stream
         self._turn = threading.Lock()
+        self._busy = False
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def send(self, reply: Hello | Alive | Progress | Answer | Failure) -> None:
         with self._turn:
@@ -57,20 +60,21 @@ class Replies:
     @contextmanager
     def beating(self) -> Iterator[None]:
         """While the block lasts, say every few seconds that this process is neither stopped nor hung."""
-        over = threading.Event()
-
-        def beat() -> None:
-            while not over.wait(BEAT_S):
-                try:
-                    self.send(Alive())
-                except OSError:
-                    return  # whoever asked is gone, as the other thread will find
-
-        threading.Thread(target=beat, name="beat", daemon=True).start()
+        self._busy = True
         try:
             yield
         finally:
-            over.set()
+            self._busy = False
+
+    def _beat(self) -> None:
+        """Runs until this process ends."""
+        while True:
+            time.sleep(BEAT_S)
+            try:
+                if self._busy:
+                    self.send(Alive())
+            except OSError:
+                return  # whoever asked is gone, as the other thread will find
 
 
 def _answer(requests: Requests, line: bytes, replies: Replies) -> None:

@@ -77,6 +77,16 @@ def test_drawing_from_a_stream_leaves_torchs_own_generator_alone() -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+def test_a_stream_draws_as_a_generator_of_its_seed_without_a_word_to_devices_that_nobody_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them would write the whole stack down, for an error that may come later."""
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("a device was told of a seed"))
+    with seeded(7):
+        drawn = torch.randn(5)
+    assert torch.equal(drawn, torch.randn(5, generator=torch.Generator().manual_seed(7)))
+
+
 def test_a_study_says_how_many_threads_torch_may_use() -> None:
     make_deterministic(1)
     assert torch.get_num_threads() == 1

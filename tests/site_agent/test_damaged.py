@@ -279,3 +279,12 @@ def test_an_identity_that_lost_a_file_says_which_and_what_to_do(tmp_path: Path, 
     if name == "key.pem":
         with pytest.raises(NeedsPerson, match=r"key\.pem cannot be read"):
             identity.key()
+
+
+def test_an_index_is_judged_once_for_its_bytes_and_anew_for_others() -> None:
+    data = Index(study_digest="ab" * 32).to_bytes()
+    assert Index.from_bytes(data) is Index.from_bytes(bytes(bytearray(data)))
+    assert Index.from_bytes(data.replace(b"abab", b"abad", 1)).study_digest.startswith("abad")
+    for _ in range(2):
+        with pytest.raises(BadData, match="not an index of states"):
+            Index.from_bytes(data.replace(b"abab", b"ABAB", 1))

@@ -7,18 +7,21 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BufferedRWPair, BytesIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from site_agent import handoff
 from site_agent.handoff import Trainer
 from site_agent.trainer import listener as listeners
+from site_agent.trainer import serving
 from site_agent.trainer.listener import Listener
 from tests.site_agent.trainer_world import NAME, STUDY_DIGEST, Hospital, small_study
 from tools.world import wait_until
@@ -134,6 +137,38 @@ def test_worker_starts_with_the_first_request_that_needs_it_and_stays(hospital: 
         assert trainer.ask(GetStatus()).worker == first
     assert ended(first)
     assert not Trainer(hospital.state).available()
+
+
+def test_one_thread_watches_a_worker_whatever_it_is_asked(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, start = list[str](), threading.Thread.start
+
+    def note(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    with listening(hospital.state) as trainer:
+        trainer.ask(Describe(study=hospital.document, site="north"))
+        monkeypatch.setattr(threading.Thread, "start", note)
+        trainer.ask(Describe(study=hospital.document, site="north"))
+        monkeypatch.undo()
+    assert "control-call" in started  # the listener's, for the connection
+    assert "worker-watch" not in started
+
+
+def test_a_worker_says_that_it_is_alive_while_it_is_at_work_and_only_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "BEAT_S", 0.01)
+    said = BytesIO()
+    replies = serving.Replies(cast(BufferedRWPair, said))
+    before = threading.active_count()
+    time.sleep(0.1)
+    assert not said.getvalue()
+    with replies.beating():
+        assert threading.active_count() == before
+        wait_until(lambda: said.getvalue().count(b"alive") > 1, "it beats", WAIT_S)
+    time.sleep(0.1)  # one may have been under way
+    after = len(said.getvalue())
+    time.sleep(0.1)
+    assert len(said.getvalue()) == after
 
 
 class QuickWorker:

@@ -4,13 +4,17 @@ import os
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from site_agent.gateway.exit import egress, measure
 from site_agent.state.directory import Consent
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tools.world import wait_until
+from wardround.records.receipts import HEAD_TYPE
+from wardround.signing import dsse
 from wardround.tensors.files import TensorFile
 from wardround.tensors.manifests import Manifest
 
@@ -76,3 +80,19 @@ def test_neither_a_model_nor_an_update_is_read_once_more_as_a_whole(
     do_round(world, 2)
     assert {path.parent for path in read} <= {world.state.staging, world.folder}  # by the trainer and the coordinator
     assert measured == [world.state.own_copy(STUDY)]
+
+
+def test_a_head_is_signed_once_however_often_it_is_shown(world: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.ready()
+    signed, real = list[object](), dsse.sign
+
+    def note(payload_type: str, value: Any, key: Ed25519PrivateKey) -> dsse.Envelope:
+        if payload_type == HEAD_TYPE:
+            signed.append(value["lines"])
+        return real(payload_type, value, key)
+
+    monkeypatch.setattr(dsse, "sign", note)
+    do_round(world, 1)
+    do_round(world, 2)
+    assert len(signed) >= 4  # with each upload, and after each receipt
+    assert len(signed) == len(set(signed))

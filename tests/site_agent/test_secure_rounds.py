@@ -198,8 +198,10 @@ def test_an_upload_under_way_is_masked_again_with_the_same_bytes_after_a_restart
     hospital.state.masked_copy(STUDY).unlink()
     masking = hospital.rounds.masking(hospital.journal(1), world.consent_of(hospital), Interrupt())
     with TensorFile(hospital.state.own_copy(STUDY)) as file:
-        update = egress.update_digest(hospital.journal(1), hospital.policy.coordinator, file.manifest().digest())
-    again = egress.recorded(hospital.ledger, upload.header.upload_id, None, update, masking)
+        journal = replace(
+            hospital.journal(1), upload_id=upload.header.upload_id, update_digest=file.manifest().digest()
+        )
+    again = egress.recorded(hospital.ledger, journal, hospital.policy.coordinator, None, masking)
     assert again is not None
     assert (again.header.manifest, again.header.submission) == (upload.header.manifest, upload.header.submission)
     assert again.line_spent

@@ -50,6 +50,27 @@ def test_a_step_counts_until_a_later_one_is_fsynced(state: SiteState) -> None:
     assert state.journal(STUDY).round == 5
 
 
+def test_a_step_is_written_over_the_one_before_it_and_may_be_shorter(state: SiteState) -> None:
+    """A file of its own for each would be most of what a step costs."""
+    path = state.root / "journal" / f"{STUDY}.now"
+    state.save_journal(Journal(STUDY, round=1, phase="training", own_loss="0.123456789"), "nothing")
+    first = path.stat().st_ino
+    state.save_journal(Journal(STUDY, round=2), "nothing")
+    assert state.journal(STUDY) == Journal(STUDY, round=2)
+    state.save_journal(Journal(STUDY, round=3), "content")
+    assert state.journal(STUDY) == Journal(STUDY, round=3)
+    state.save_journal(Journal(STUDY, round=4, own_loss="0.1"), "nothing")
+    assert state.journal(STUDY) == Journal(STUDY, round=4, own_loss="0.1")
+    assert path.stat().st_ino == first
+
+
+def test_a_step_counts_no_more_once_a_later_one_was_kept_though_both_have_the_same_words(state: SiteState) -> None:
+    state.save_journal(Journal(STUDY, round=1), "content")
+    state.save_journal(Journal(STUDY, round=2), "nothing")
+    state.save_journal(Journal(STUDY, round=1), "content")
+    assert state.journal(STUDY) == Journal(STUDY, round=1)
+
+
 def test_a_step_that_a_loss_of_power_tore_anywhere_is_passed_over(state: SiteState) -> None:
     state.save_journal(Journal(STUDY, round=1))
     state.save_journal(Journal(STUDY, round=2), "nothing")

@@ -41,6 +41,7 @@ def test_the_order_in_which_keys_were_put_in_does_not_matter(value: dict[str, in
     ("value", "said"),
     [
         pytest.param({"a": [0.5]}, "$.a[0]: float has no canonical form", id="float"),
+        pytest.param({"a": [0, {"b": [1, 0.5]}]}, "$.a[1].b[1]: float has no canonical form", id="inner float"),
         pytest.param({1: 2}, "$: key 1 is not a string", id="key"),
         pytest.param([2**53], "$[0]: an integer beyond 2^53 - 1, which JSON readers may round", id="large integer"),
         pytest.param(b"x", "$: bytes has no canonical form", id="bytes"),

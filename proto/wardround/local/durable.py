@@ -352,7 +352,8 @@ def _create(path: Path, mode: int) -> int:
     """A new file that nobody else has open. What a crash, or somebody else, left under its name is unlinked."""
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    os.fchmod(descriptor, mode)  # whatever the umask
+    if os.fstat(descriptor).st_mode & 0o7777 != mode:  # the umask; to say it again is another change to the disk
+        os.fchmod(descriptor, mode)
     return descriptor
 
 

@@ -15,6 +15,9 @@ from wardround.terminal import escaped
 
 MAX_INTEGER = 2**53 - 1  # what every JSON reader keeps exactly
 MAX_DEPTH = 64  # levels of objects and lists; what reads or writes them recursively must not come to its end
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_PLAIN = frozenset({str, bool, type(None)})  # types of which each value has its one form
+_Place = tuple["_Place | None", str | int]  # where in a document: the place above, and a key or an index there
 
 
 def dumps(value: Any) -> bytes:
@@ -24,10 +27,9 @@ def dumps(value: Any) -> bytes:
         BadData: a float, a non-string key, an integer that some reader would round, text that is not Unicode, or more
             than 64 levels.
     """
-    _check(value, "$", MAX_DEPTH)
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    _check(value, None, MAX_DEPTH)
     try:
-        return text.encode()
+        return _ENCODER.encode(value).encode()
     except UnicodeEncodeError:
         raise BadData("a text holds half a character (a lone surrogate), which has no UTF-8") from None
 
@@ -39,7 +41,7 @@ def loads(data: bytes) -> Any:
         BadData: not JSON, a duplicate key, or not the canonical form of what it says.
     """
     try:
-        value = json.loads(data, object_pairs_hook=_no_duplicates)
+        value = _DECODER.decode(data.decode(json.detect_encoding(data), "surrogatepass"))
         canonical = dumps(value)
     except (ValueError, RecursionError) as error:
         raise BadData(f"not JSON: {error}") from None
@@ -90,29 +92,35 @@ def with_text_floats(value: Any) -> Any:
     return value
 
 
-def _check(value: Any, where: str, levels: int) -> None:
+def _check(value: Any, place: "_Place | None", levels: int) -> None:
     if value is None or isinstance(value, bool | str):
         return
     if isinstance(value, int):
         if abs(value) > MAX_INTEGER:
-            raise BadData(f"{_shown(where)}: an integer beyond 2^53 - 1, which JSON readers may round")
+            raise BadData(f"{_shown(place)}: an integer beyond 2^53 - 1, which JSON readers may round")
     elif levels == 0:
         raise BadData(f"nested more than {MAX_DEPTH} levels deep")
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
-                raise BadData(f"{_shown(where)}: key {key!r} is not a string")
-            _check(item, f"{where}.{key}", levels - 1)
+                raise BadData(f"{_shown(place)}: key {key!r} is not a string")
+            if type(item) not in _PLAIN:  # most are, and a call for each is most of what this takes
+                _check(item, (place, key), levels - 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            _check(item, f"{where}[{index}]", levels - 1)
+            if type(item) not in _PLAIN:
+                _check(item, (place, index), levels - 1)
     else:
-        raise BadData(f"{_shown(where)}: {type(value).__name__} has no canonical form")
+        raise BadData(f"{_shown(place)}: {type(value).__name__} has no canonical form")
 
 
-def _shown(where: str) -> str:
+def _shown(place: "_Place | None") -> str:
     """A place, whose keys may be a peer's words: what is raised is logged, and stands in ledgers."""
-    return escaped(where, 80)
+    steps = list[str]()
+    while place is not None:
+        place, step = place
+        steps.append(f"[{step}]" if isinstance(step, int) else f".{step}")
+    return escaped("".join(["$", *reversed(steps)]), 80)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -120,3 +128,6 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         raise ValueError("a key stands twice")
     return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_no_duplicates)

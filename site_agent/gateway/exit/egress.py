@@ -162,9 +162,9 @@ def record_control(ledger: Ledger, meter: Meter) -> None:
 
 
 def recorded(
-    ledger: Ledger, upload_id: str, file: Path | None, update: str, masking: Masking | None = None
+    ledger: Ledger, journal: Journal, destination: str, file: Path | None, masking: Masking | None = None
 ) -> PendingUpload | None:
-    """The upload that the ledger holds without a receipt, to be sent again; None if there is none of that id.
+    """The journal's upload that the ledger holds without a receipt, to be sent again; None if there is none.
 
     How much of it was sent is not known any more, so it is sent under a line of its own. One with masks is masked
     again: from the same update and the same secrets come the same bytes.
@@ -172,9 +172,10 @@ def recorded(
     Raises:
         BadData: they are others.
     """
-    entry = ledger.unresolved.get(upload_id)
+    entry = ledger.unresolved.get(journal.upload_id)
     if entry is None:
         return None
+    update = update_digest(journal, destination)
     submission = None
     if masking is not None:
         made = masking.make()

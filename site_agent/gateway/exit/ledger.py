@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -77,6 +78,7 @@ class Ledger:
     def __init__(self, folder: Path, key: Ed25519PrivateKey, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
         self._key = key
+        self._signed_head = lru_cache(maxsize=1)(partial(LedgerHead.sign, key=key))  # asked for one head several times
         self._lock = threading.RLock()
         self.policy_turn = threading.RLock()  # held while the policy's file is read or written, and noted here
         self._shown = 0  # lines that the coordinator has said it knows; in memory, for it can be asked again
@@ -210,8 +212,7 @@ class Ledger:
         with self._lock, self._writing():
             head = self.head
             if head.lines > self._signed:
-                envelope = head.sign(self._key)
-                self._signatures.append(canonical.dumps(envelope.document()) + b"\n", lasting=False)
+                self._signatures.append(canonical.dumps(self._signed_head(head).document()) + b"\n", lasting=False)
                 self._signed = head.lines
             if lasting:
                 self._signatures.sync()
@@ -225,7 +226,7 @@ class Ledger:
             self.sign(lasting=False)
             head = self.head
             since = max(self._shown, self._state.witnessed, head.lines - MAX_NEW_LINES)
-            return LedgerStatement(head, head.sign(self._key).signature, tuple(self._state.hashes[since:]))
+            return LedgerStatement(head, self._signed_head(head).signature, tuple(self._state.hashes[since:]))
 
     def catch_up(self, show: Callable[[LedgerStatement], int]) -> None:
         """Show a backlog of lines in pages, until what is left goes with an upload.

@@ -102,18 +102,19 @@ class Rounds:
             CannotWrite: there is no room for the update; DECLINED_RESOURCES.
             NeedsPerson: the private state is damaged; DECLINED_TRAINING_FAILED.
         """
-        if self._approved_study(request).evaluates:
+        study = self._approved_study(request)
+        if study.evaluates:
             raise NotPermitted(
-                f"in study `{self._approved_study(request).name}` this site only evaluates: nothing is trained here",
+                f"in study `{study.name}` this site only evaluates: nothing is trained here",
                 code="DECLINED_BEYOND_CONSENT",
             )
-        answer = self._round(request, progress)
+        answer = self._round(study, request, progress)
         assert isinstance(answer, records.Trained)  # a pending round's answer is of its own command
         return answer
 
     def validate(self, request: records.Validate) -> records.Validated:
         """The closing round: judge the last model, keep it as a checkpoint, report its metrics. Raises as ``train``."""
-        return self._round(request, None)
+        return self._round(self._approved_study(request), request, None)
 
     def finish(self, request: records.Finish) -> None:
         """The study has ended: keep the best global model and what this site will use, and write into the cards who
@@ -142,9 +143,11 @@ class Rounds:
         if request.contributors:
             vault.name_contributors(request.contributors, request.capped, request.left_out)
 
-    def _round(self, request: records.Train | records.Validate, progress: Progress | None) -> records.Validated:
-        # 1. The study as it is installed here, and the state that the round starts from.
-        study, number = self._approved_study(request), request.round
+    def _round(
+        self, study: Installed, request: records.Train | records.Validate, progress: Progress | None
+    ) -> records.Validated:
+        # 1. The state that the round starts from.
+        number = request.round
         vault = Vault(self._state, study.name, request.revision)
         vault.open(request.study_digest, request.study)
         context = RoundContext(study, request.study_digest, request.data, vault, vault.start_of(number))

@@ -1,6 +1,7 @@
 """Which private states of a study count, as ``index.json`` says: records and their codec."""
 
 import re
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -74,11 +75,7 @@ class Index(Strict):
     @classmethod
     def from_bytes(cls, data: bytes) -> "Index":
         """Raises BadData: these are none."""
-        document = canonical.loads(data)
-        try:
-            return cls.model_validate(document)
-        except ValidationError as error:
-            raise BadData(f"not an index of states: {first_fault(error)}") from None
+        return _parsed(data)
 
     @property
     def files(self) -> set[str]:
@@ -92,3 +89,13 @@ class Index(Strict):
         dropped, kept = committed[:-KEPT_STATES], committed[-KEPT_STATES:]
         forgotten = dropped[-1].round if dropped else self.forgotten
         return Index(study_digest=self.study_digest, committed=tuple(kept), forgotten=forgotten)
+
+
+@lru_cache(maxsize=2)
+def _parsed(data: bytes) -> Index:
+    """The index in ``data``, which each step of a round reads and only its last one changes."""
+    document = canonical.loads(data)
+    try:
+        return Index.model_validate(document)
+    except ValidationError as error:
+        raise BadData(f"not an index of states: {first_fault(error)}") from None
