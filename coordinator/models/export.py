@@ -20,7 +20,7 @@ from fl_algorithms.study import ResolvedStudy
 from wardround import __version__
 from wardround.errors import UsageProblem
 from wardround.local import outputs
-from wardround.local.durable import Buffer
+from wardround.local.writing import Buffer
 from wardround.records.schema import Strict
 from wardround.records.study import StudyFile
 from wardround.signing import canonical

@@ -247,9 +247,10 @@ class NewModel:
         own = uuid.uuid4().hex[:12]  # a leader that was replaced may still be writing the same one
         self._paths = [place / f".{label}-{own}{SUFFIX}" for place in self._folders]
         self._files: list[SpoolFile] = []
+        size = len(header) + sum(spec.bytes for spec in specs)
         try:
-            for path in self._paths:
-                self._files.append(SpoolFile(path, lasting=False))  # it has its lasting name when it is whole
+            for path in self._paths:  # not lasting: it has its lasting name when it is whole
+                self._files.append(SpoolFile(path, lasting=False, size=size))
                 self._files[-1].truncate(0)
                 self._files[-1].write_at(0, header)
         except BaseException:
@@ -295,7 +296,7 @@ class Spool:
         self._data = len(header)
         self._hasher, self._tagger = PayloadHasher(specs), Tagger()
         self._tagger.update(header)
-        self._file = SpoolFile(path)
+        self._file = SpoolFile(path, size=self._data + self.total)
         try:
             if self._file.size() < self._data + received:
                 self.received = 0  # the file is not what was recorded: begin again

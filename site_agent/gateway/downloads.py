@@ -55,12 +55,13 @@ class Downloads:
         path = self._state.incoming / name
         self._remove_models(assignment.study, name)
         leaving = sum(spec.bytes for spec in consent.upload)
-        self._refuse_full_disk(sum(spec.bytes for spec in specs) + 2 * leaving)  # the trainer's file, and our copy
+        coming = sum(spec.bytes for spec in specs)
+        self._refuse_full_disk(coming + 2 * leaving)  # the trainer's file, and our copy
         for tries, wait_s in enumerate(backoff(), 1):
             interrupt.check()
             times_connected = self._session.times_connected
             try:
-                with durable.SpoolFile(path, lasting=False) as file:
+                with durable.SpoolFile(path, lasting=False, size=len(header) + coming) as file:
                     if file.size() <= len(header):
                         file.truncate(0)
                         file.write_at(0, header)

@@ -493,8 +493,8 @@ def test_chmod_follows_a_link(exit_world: ExitWorld, monkeypatch: pytest.MonkeyP
     model = exit_world.state.staging / f"base-{STUDY}-0.safetensors"
 
     class Swapped(durable.SpoolFile):
-        def __init__(self, path: Path, *, mode: int = 0o600, lasting: bool = True) -> None:
-            super().__init__(path, mode=mode, lasting=lasting)
+        def __init__(self, path: Path, *, mode: int = 0o600, lasting: bool = True, size: int = 0) -> None:
+            super().__init__(path, mode=mode, lasting=lasting, size=size)
             if path.name == model.name:
                 model.unlink(missing_ok=True)
                 model.symlink_to(key)

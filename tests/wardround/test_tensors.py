@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import struct
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -119,7 +120,6 @@ def test_chunks_go_on_from_an_offset(tmp_path: Path) -> None:
     data = bytes(range(256)) * (spec.bytes // 256 + 1)
     (tmp_path / "m").write_bytes(file_header([spec]) + data[: spec.bytes])
     with TensorFile(tmp_path / "m") as file:
-        assert [(offset, len(piece)) for offset, piece in file.chunks()] == [(0, CHUNK), (CHUNK, 10)]
         assert b"".join(piece for _, piece in file.chunks(CHUNK - 3)) == data[CHUNK - 3 : spec.bytes]
         assert list(file.chunks(spec.bytes)) == []
 
@@ -154,12 +154,26 @@ def test_a_view_is_the_picked_tensors_under_their_new_names(
         viewed = ViewFile(file, [spec.key for spec in picked])
         assert viewed.bytes == len(wanted)
         chunks = list(viewed.chunks(size=size))
-        assert all(len(piece) == size for _, piece in chunks[:-1])
+        assert all(len(piece) <= size for _, piece in chunks)
+        assert all(len(piece) == size for _, piece in chunks[1:-1])
         assert b"".join(piece for _, piece in chunks) == wanted
         begin = data.draw(st.integers(0, len(wanted)))
         later = list(viewed.chunks(begin, size))
         assert b"".join(piece for _, piece in later) == wanted[begin:]
-        assert [offset for offset, _ in later] == list(range(begin, len(wanted), size))
+        begins = accumulate((len(piece) for _, piece in later), initial=begin)
+        assert [offset for offset, _ in later] == list(begins)[:-1]
+
+
+def test_chunks_end_at_whole_blocks_of_the_file(tmp_path: Path) -> None:
+    specs = [TensorSpec("a", "U8", (CHUNK + 10,)), TensorSpec("b", "U8", (CHUNK,))]
+    header = file_header(specs)
+    (tmp_path / "m").write_bytes(header + bytes(2 * CHUNK + 10))
+    first = CHUNK - len(header)
+    with TensorFile(tmp_path / "m") as file:
+        for read in (file.chunks, ViewFile(file, ["a", "b"]).chunks):
+            pieces = [(offset, len(piece)) for offset, piece in read()]
+            assert pieces == [(0, first), (first, CHUNK), (first + CHUNK, len(header) + 10)]
+            assert [len(piece) for _, piece in read(first - 3)] == [3, CHUNK, len(header) + 10]
 
 
 def test_a_view_of_a_whole_file_is_that_file(tmp_path: Path) -> None:

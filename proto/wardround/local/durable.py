@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Literal
 
 from wardround.errors import CannotWrite, TryAgain
-from wardround.local.copying import copy_piece
+from wardround.local.copying import copy
 from wardround.local.half_written import beside, is_half_written
+from wardround.local.writing import Buffer, Room, write_all, write_pieces
 
-Buffer = bytes | bytearray | memoryview
 Lasting = Literal["all", "content", "nothing"]
 BROKEN_DISK = (errno.EIO, errno.EUCLEAN)  # not full, not forbidden, not gone, but broken
 TAIL = 64 * 1024  # bytes at the end of a file that ``AppendFile`` writes once more when it opens it
@@ -76,8 +76,7 @@ def write_files(
             with _naming(path):
                 descriptor = _create(temporaries[path], mode)
                 try:
-                    for piece in [data] if isinstance(data, bytes | bytearray | memoryview) else data:
-                        _write_all(descriptor, piece)
+                    write_pieces(descriptor, [data] if isinstance(data, bytes | bytearray | memoryview) else data)
                     if lasting != "nothing":
                         _sync(descriptor, path)
                 finally:
@@ -109,9 +108,7 @@ def copy_open(source: int, target: Path, size: int, *, mode: int = 0o600) -> int
         with _naming(target):
             descriptor = _create(temporary, mode)
             try:
-                copied = 0
-                while copied < size and (count := copy_piece(source, descriptor, copied, size - copied)):
-                    copied += count
+                copied = copy(source, descriptor, size)
             finally:
                 os.close(descriptor)
             temporary.replace(target)
@@ -226,7 +223,7 @@ class AppendFile:
         size = os.fstat(self._descriptor).st_size
         try:
             with _naming(self.path):
-                _write_all(self._descriptor, data)
+                write_all(self._descriptor, data)
         except BaseException as error:
             self._cut(size)
             if isinstance(error, StorageFailed):
@@ -262,8 +259,11 @@ class AppendFile:
 class SpoolFile:
     """A file filled from an offset, for an upload or a download that may break and go on."""
 
-    def __init__(self, path: Path, *, mode: int = 0o600, lasting: bool = True) -> None:
-        """Open or make ``path``. With ``lasting=False`` its name may be gone after a loss of power."""
+    def __init__(self, path: Path, *, mode: int = 0o600, lasting: bool = True, size: int = 0) -> None:
+        """Open or make ``path``. With ``lasting=False`` its name may be gone after a loss of power.
+
+        ``size``: bytes that it will have, as far as that is known.
+        """
         self.path = path
         existed = path.exists()
         with _naming(path):
@@ -272,12 +272,14 @@ class SpoolFile:
             os.fchmod(self._descriptor, mode)  # whatever the umask: the other user of a shared folder must read it
             if lasting:
                 sync_folder(path.parent)
+        self._room = Room(self._descriptor, size)
 
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
     def write_at(self, offset: int, data: Buffer) -> None:
         view = memoryview(data).cast("B")
+        self._room.need(offset + len(view))
         with _naming(self.path):
             while view:
                 written = os.pwrite(self._descriptor, view, offset)
@@ -355,12 +357,6 @@ def _create(path: Path, mode: int) -> int:
     if os.fstat(descriptor).st_mode & 0o7777 != mode:  # the umask; to say it again is another change to the disk
         os.fchmod(descriptor, mode)
     return descriptor
-
-
-def _write_all(descriptor: int, data: Buffer) -> None:
-    view = memoryview(data).cast("B")
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _write_again(path: Path, count: int) -> None:

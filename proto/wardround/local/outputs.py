@@ -17,8 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from wardround.errors import CannotWrite, NotPermitted
-from wardround.local.durable import Buffer, make_folder, remove, write_file, write_files
+from wardround.local.durable import make_folder, remove, write_file, write_files
 from wardround.local.half_written import is_half_written
+from wardround.local.writing import Buffer
 from wardround.terminal import escaped
 
 MARKS = (("identity", "site.json"), ("identity", "key.pem"), ("ledger", "000001.jsonl"), ("authority", "key.pem"))

@@ -22,7 +22,7 @@ from site_agent.trainer.rounds.reading import load, load_weights
 from site_agent.trainer.rounds.tensorfiles import beside_in, file_of, from_bytes
 from site_agent.trainer.vault.index import Kept
 from site_agent.trainer.vault.states import Vault
-from wardround.local.durable import Buffer
+from wardround.local.writing import Buffer
 from wardround.records.trainer import ApprovedData
 from wardround.records.trainer.fields import NetworkLabel, Strict
 from wardround.signing import canonical

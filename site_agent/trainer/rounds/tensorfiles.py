@@ -99,12 +99,18 @@ class _Crc32:
         self._value = zlib.crc32(data, self._value)
 
     def passing(self, pieces: Iterable[Data]) -> Iterator[memoryview]:
-        """The same bytes in small pieces, each summed just before it is written, while the processor has it at hand."""
+        """The same bytes in small pieces, each summed just before it is written, while the processor has it at hand.
+
+        They end where the blocks of the file do that they make, for its writer's sake.
+        """
+        end = 0
         for piece in pieces:
-            view = memoryview(piece)
-            for start in range(0, len(view), CHUNK):
-                self.update(view[start : start + CHUNK])
-                yield view[start : start + CHUNK]
+            left = memoryview(piece)
+            while left:
+                first, left = left[: CHUNK - end % CHUNK], left[CHUNK - end % CHUNK :]
+                end += len(first)
+                self.update(first)
+                yield first
 
     def text(self) -> str:
         return f"{self._value:08x}"

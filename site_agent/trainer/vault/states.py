@@ -39,7 +39,7 @@ from site_agent.trainer.vault.cards import (
 from site_agent.trainer.vault.index import STATE_FILE, Index, Kept, Origin, Pending
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import durable
-from wardround.local.durable import Buffer
+from wardround.local.writing import Buffer
 from wardround.records.study import STUDY_NAME
 from wardround.records.trainer import CHECKPOINT_KINDS, TRAINING_FAILED, Validated
 from wardround.signing import canonical

@@ -1,0 +1,35 @@
+"""Tensors of torch in files: how an update is written."""
+
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from site_agent.trainer.rounds.tensorfiles import specs_of, write_update
+from wardround.local import durable
+from wardround.tensors.manifests import CHUNK, MODEL
+
+
+def test_an_update_is_written_in_whole_blocks_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever its tensors begin and end: the kernel writes whole blocks for less."""
+    tensors = {"a": torch.randn(CHUNK // 4 + 3), "b": torch.randn(CHUNK // 2)}
+    ends = [0]
+    write = durable.write_file
+
+    def noted(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+        for piece in pieces:
+            ends.append(ends[-1] + len(piece))
+            yield piece
+
+    def write_noted(path: Path, data: Iterable[memoryview], **fields: Any) -> None:
+        write(path, noted(data), **fields)
+
+    monkeypatch.setattr(durable, "write_file", write_noted)
+    crc32 = write_update(tmp_path / "update", {MODEL: tensors}, specs_of(tensors))
+    data = (tmp_path / "update").read_bytes()
+    assert data.endswith(tensors["a"].numpy().tobytes() + tensors["b"].numpy().tobytes())
+    assert crc32 == f"{zlib.crc32(data):08x}"
+    assert set(range(CHUNK, len(data), CHUNK)) <= set(ends)
