@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
 import torch
@@ -58,11 +59,16 @@ class Phase:
 def seeded(seed: int) -> Iterator[None]:
     """Draw from torch's default generator as one stream, and leave it as it was. Other devices' draw as it too."""
     with torch.random.fork_rng(devices=[]):
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if _has_accelerator():  # also one that nobody used yet: it is seeded at its first use
             torch.manual_seed(seed)
-        else:  # the same on the CPU; for each device that nobody uses `torch.manual_seed` writes the stack down
+        else:  # the same on the CPU; `torch.manual_seed` writes the stack down for each kind of device that is not here
             torch.default_generator.manual_seed(seed)
         yield
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
 
 
 class Optimizers:

@@ -4,6 +4,7 @@ A class says what each field is by its type; ``STRICT`` refuses unknown fields a
 in the file is another has it as its ``Field(alias=...)``.
 """
 
+import errno
 import json
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +19,7 @@ from wardround.signing import canonical
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 Record = TypeVar("Record")
 REMEMBERED_BYTES = 256 * 1024
+PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN, errno.EBUSY})  # nothing is wrong with it
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
@@ -64,13 +66,18 @@ def content(path: Path, kind: type[Record]) -> bytes:
 
     Raises:
         StorageFailed: the disk does not give them.
-        BadData, TryAgain: as ``parsed``.
+        TryAgain: the system has no room, memory or file descriptor for it now.
+        BadData: as ``parsed``.
     """
     try:
         return path.read_bytes()
     except OSError as error:
         if descriptors.ran_out(error):
             raise TryAgain(f"{path} cannot be read now: no file descriptor is left") from None
+        if error.errno in PASSING:
+            raise TryAgain(
+                f"{path} cannot be read now ({error.strerror})", hint="free some, or wait; the file is whole"
+            ) from None
         if error.errno in durable.BROKEN_DISK:
             raise durable.unread(path, error) from None
         raise _damaged(path, kind) from None

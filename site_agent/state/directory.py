@@ -273,10 +273,13 @@ class SiteState:
 
     def journal(self, study: str) -> Journal:
         path, since = self._file("journal", study), self._file("journal", study, "now")
-        now = codec.content(since, Journal) if since.exists() else b""  # first: a kept one that is newer counts
-        kept = codec.content(path, Journal) if path.exists() else None
-        if step := taken_after(kept or b"", now):
-            return codec.parsed(since, Journal, step)
+        for _ in range(2):  # a step that is just being written over another is whole at the second look
+            now = codec.content(since, Journal) if since.exists() else b""  # first: a kept one that is newer counts
+            kept = codec.content(path, Journal) if path.exists() else None
+            if step := taken_after(kept or b"", now):
+                return codec.parsed(since, Journal, step)
+            if not now.strip():
+                break
         return codec.parsed(path, Journal, kept) if kept is not None else Journal(study)
 
     def save_journal(self, journal: Journal, lasting: durable.Lasting = "all") -> None:

@@ -25,7 +25,7 @@ from site_agent.state.person import Account as User
 from site_agent.state.person import Person
 from site_agent.state.site import Site
 from tools.fuzz.examples import SiteFiles, described
-from wardround.errors import BadData, UsageProblem
+from wardround.errors import BadData, TryAgain, UsageProblem
 from wardround.local.durable import StorageFailed
 from wardround.records.ledger.entries import TensorRow
 from wardround.records.summaries.figures import ColumnFigures
@@ -233,13 +233,17 @@ def test_a_file_that_the_disk_does_not_give_back_is_not_called_damaged(
     path.write_bytes(codec.to_bytes(Journal("hearts")))
 
     def fail(self: Path) -> bytes:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise OSError(wrong, os.strerror(wrong))
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", fail)
+        wrong = errno.EIO
         with pytest.raises(
             StorageFailed, match=rf"{path}: the disk failed to read it \(Input/output error\)"
         ) as failed:
+            codec.read(path, Journal)
+        wrong = errno.ENOSPC
+        with pytest.raises(TryAgain, match=rf"{path} cannot be read now \(No space left on device\)"):
             codec.read(path, Journal)
     assert failed.value.hint == "check the disk, then start again: what was durable before is still there"
     assert codec.read(path, Journal).study == "hearts"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from site_agent.state import codec
 from site_agent.state.directory import Journal, SiteState
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tools.world import wait_until
@@ -69,6 +70,22 @@ def test_a_step_counts_no_more_once_a_later_one_was_kept_though_both_have_the_sa
     state.save_journal(Journal(STUDY, round=2), "nothing")
     state.save_journal(Journal(STUDY, round=1), "content")
     assert state.journal(STUDY) == Journal(STUDY, round=1)
+
+
+def test_a_step_that_is_just_being_written_over_another_is_read_whole(
+    state: SiteState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state.save_journal(Journal(STUDY, round=1))
+    state.save_journal(Journal(STUDY, round=2), "nothing")
+    read, looks = codec.content, []
+
+    def early(path: Path, kind: type[Any]) -> bytes:
+        data = read(path, kind)
+        looks.append(path.suffix)
+        return data[:-9] if looks.count(".now") == 1 else data
+
+    monkeypatch.setattr(codec, "content", early)
+    assert state.journal(STUDY).round == 2
 
 
 def test_a_step_that_a_loss_of_power_tore_anywhere_is_passed_over(state: SiteState) -> None:

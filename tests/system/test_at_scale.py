@@ -1,7 +1,10 @@
 """Short runs of what `docs/evidence.md` has at length: kills, system calls that fail, a full disk, and a year."""
 
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +59,14 @@ def test_certificates_and_the_authority_go_on_over_weeks_on_a_clock_that_is_move
     tally = year.run(weeks=1)
     assert tally.wrong == []
     assert (tally.renewals, len(tally.events), tally.rounds > 0) == (4, len(evidence_year.SHORT[1]), True)
+
+
+@pytest.mark.skipif(not evidence_syscalls.available(), reason="no strace, or no right to trace")
+def test_a_kill_meets_the_call_that_is_aimed_at_and_not_the_first_alone(tmp_path: Path) -> None:
+    """With `--seccomp-bpf` some releases of strace send a signal at the first call of its kind and at no other."""
+    program = "import os\nwith open('file', 'wb') as file:\n for _ in range(5): os.fsync(file.fileno())"
+    words = evidence_syscalls.strace(
+        tmp_path / "trace", f"fsync:{evidence_syscalls.FAULTS['SIGKILL']}:when=3", ("fsync",)
+    )
+    subprocess.run([*words, sys.executable, "-c", program], cwd=tmp_path, timeout=60, check=False)
+    assert (tmp_path / "trace").read_text().count("fsync(") == 3

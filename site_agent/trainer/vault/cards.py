@@ -62,7 +62,7 @@ class Card(Strict):
 
     def to_text(self) -> str:
         """JSON for people; ``card.json`` has the same and a line end."""
-        return self.model_dump_json(indent=2)
+        return json.dumps(self.model_dump(), sort_keys=True, indent=2, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def from_text(cls, text: str) -> "Card":
