@@ -357,7 +357,7 @@ def test_a_full_disk_leaves_the_ledger_as_it_was(folder: Path, monkeypatch: pyte
     def full(descriptor: int, data: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(durable, "_write_all", full)
+    monkeypatch.setattr(durable, "write_all", full)
     with pytest.raises(durable.CannotWrite, match="No space left on device"):
         ledger.append(OPENED)
     monkeypatch.undo()
