@@ -89,7 +89,7 @@ class Uploads:
         self.receipts = Receipts(store, federation, key, wall_clock=wall_clock)
         self.receptions = Receptions()
         self._not_received: dict[str, deque[str]] = {}  # site -> the ids that it was told are not known here
-        self.returned = Returned(engine, store, federation, key.public_key(), wall_clock)
+        self.returned = Returned(engine, store, self.receptions, federation, key.public_key(), wall_clock)
 
     def open(
         self, site: str, header: UploadHeader, is_active: Callable[[], bool] = lambda: True
