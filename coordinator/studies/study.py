@@ -5,9 +5,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import sqlalchemy as sa
-from pydantic_core import to_json
+from pydantic_core import PydanticSerializationError, to_json
 from sqlalchemy.orm import Session
 
 from coordinator.metric_answers import VAL_LOSS
@@ -174,7 +175,15 @@ class Study:
         saved = self.saved
         state = {"state": self.state.document(), "wall_clock": saved.wall_clock, "monotonic": saved.monotonic}
         best = {**self.best.document(), "digest": self.best_digest}
-        return {"newest": self.newest, "best": json.dumps(best), "state": to_json(state).decode()}
+        return {"newest": self.newest, "best": json.dumps(best), "state": _text(state)}
+
+
+def _text(state: dict[str, Any]) -> str:
+    """As JSON. Why a study paused may name a folder, whose name need not be Unicode: the faster writer refuses that."""
+    try:
+        return to_json(state).decode()
+    except PydanticSerializationError:
+        return json.dumps(state)
 
 
 def _write() -> sa.Update:
