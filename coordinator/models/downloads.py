@@ -51,11 +51,13 @@ class Downloads:
         for number, kept in offered:
             if aggregator.passes and kept != digest:
                 continue
-            if aggregator.passes and self._passed is not None and self._passed.kept == digest:
-                return self._passed
+            passed = self._passed  # looked at once: a call of another study's site may find another meanwhile
+            if aggregator.passes and passed is not None and passed.kept == digest:
+                return passed
             download = self._view(aggregator, site, number, kept)
             if download.manifest.digest() == digest:
-                self._passed = download if aggregator.passes else self._passed
+                if aggregator.passes:
+                    self._passed = download
                 return download
         return None
 

@@ -4,7 +4,7 @@ import logging
 
 from coordinator.models.downloads import Downloads
 from coordinator.storage.database import Store
-from coordinator.studies.history import accounts, contributed_rounds, rounds_naming
+from coordinator.studies.course import course_of
 from coordinator.studies.state import Phase
 from coordinator.studies.study import Study
 from wardround.errors import BadData
@@ -71,12 +71,11 @@ class Assignments:
         return self._finished[key]
 
     def _read_contributions(self, study: Study) -> tuple[Contribution, ...]:
-        sites = study.rules.sites
         with self._store.read() as session:
-            made = accounts(session, study)
-            contributed = contributed_rounds(session, study)
-        capped = rounds_naming(sites, [(number, account.capped) for number, account in made])
-        left_out = rounds_naming(sites, [(number, account.left_out) for number, account in made])
+            course = course_of(session, study)
         return tuple(
-            Contribution(site, tuple(contributed[site]), tuple(capped[site]), tuple(left_out[site])) for site in sites
+            Contribution(
+                site, tuple(course.contributed[site]), tuple(course.capped[site]), tuple(course.left_out[site])
+            )
+            for site in study.rules.sites
         )

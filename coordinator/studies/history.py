@@ -2,14 +2,14 @@
 
 import json
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
 from coordinator.studies.events import Action, Closed, Opened
-from coordinator.studies.state import Kind, Outcome
+from coordinator.studies.state import Outcome
 from coordinator.studies.study import Study
 from fl_algorithms.server.limits import Account
 
@@ -100,38 +100,8 @@ def uploads_of(session: Session, study: str, revision: int) -> Sequence[tables.U
     return session.scalars(chosen.order_by(table.round, table.attempt, table.site, table.id)).all()
 
 
-def contributed_rounds(session: Session, study: Study) -> dict[str, list[int]]:
-    """Each site's rounds whose model has its update in it."""
-    return rounds_answered(session, study, Kind.ACCEPTED, closing=False)
-
-
-def rounds_answered(session: Session, study: Study, wanted: Kind, *, closing: bool) -> dict[str, list[int]]:
-    """Each site's rounds that closed with such an answer of it. ``closing``: the closing one too."""
-    answered: dict[str, list[int]] = {site: [] for site in study.rules.sites}
-    for row in rounds_of(session, study):
-        if row.outcome == Outcome.CLOSED and (closing or not row.closing):
-            for site, (kind, _, _) in json.loads(row.answers or "{}").items():
-                if kind == wanted:
-                    answered[site].append(row.number)
-    return answered
-
-
-def accounts(session: Session, study: Study) -> list[tuple[int, Account]]:
-    """The rounds whose model is made, in their order, with what became of each accepted update."""
-    return [
-        (row.number, Account.from_document(json.loads(row.account)))
-        for row in rounds_of(session, study)
-        if row.outcome == Outcome.CLOSED and row.account and not row.closing
-    ]
-
-
 def last_accounts(session: Session, study: Study, most: int) -> list[Account]:
     """What became of the updates in the last ``most`` rounds whose model is made, in their order."""
     values = {"of_study": study.name, "of_revision": study.revision, "most": most}
     newest = session.connection().execute(_LAST_ACCOUNTS, values).scalars().all()
     return [Account.from_document(json.loads(text or "")) for text in newest[::-1]]
-
-
-def rounds_naming(sites: Sequence[str], named: Sequence[tuple[int, Collection[str]]]) -> dict[str, list[int]]:
-    """Each site's rounds in which it is named."""
-    return {site: [number for number, those in named if site in those] for site in sites}

@@ -13,16 +13,8 @@ from sqlalchemy.orm import Session
 from coordinator.metric_answers import VAL_LOSS
 from coordinator.storage import tables
 from coordinator.studies import fits
-from coordinator.studies.history import (
-    accounts,
-    contributed_rounds,
-    is_always_late,
-    late_rounds,
-    rounds_answered,
-    rounds_naming,
-    rounds_of,
-    uploads_of,
-)
+from coordinator.studies.course import course_of
+from coordinator.studies.history import is_always_late, rounds_of, uploads_of
 from coordinator.studies.participation import (
     absences,
     attempts_left,
@@ -68,15 +60,10 @@ class Sites:
 def status(study: Study, session: Session, now: Sites) -> StudyStatus:
     """How a study stands."""
     state = study.state
-    contributed = contributed_rounds(session, study)
-    evaluated = rounds_answered(session, study, Kind.EVALUATED, closing=True)
-    made = accounts(session, study)
-    left_out = rounds_naming(study.rules.sites, [(number, account.left_out) for number, account in made])
-    capped = rounds_naming(study.rules.sites, [(number, account.capped) for number, account in made])
+    course = course_of(session, study)
     current = state.open_round
     expected = {site: at for site, at in current.expected.items() if site in current.unanswered} if current else {}
-    rounds = rounds_of(session, study)
-    late, absent, said = late_rounds(rounds), absences(rounds), fits.of(session, study).sites
+    said = fits.of(session, study).sites
     seconds, spent = usual_seconds(state.took), attempts_spent(state)
     slow = slow_sites(seconds)
     shown = state.round or state.last
@@ -102,24 +89,24 @@ def status(study: Study, session: Session, now: Sites) -> StudyStatus:
                 code=codes.get(site, ""),
                 ready=site in state.ready,
                 evaluates=site in study.rules.evaluators,
-                rounds_contributed=tuple(contributed[site]),
-                rounds_evaluated=tuple(evaluated[site]),
-                rounds_left_out=tuple(left_out[site]),
-                rounds_capped=tuple(capped[site]),
-                rounds_late=tuple(number for number, missed in late.get(site, {}).items() if missed),
-                always_late=is_always_late(late.get(site, {})),
+                rounds_contributed=tuple(course.contributed[site]),
+                rounds_evaluated=tuple(course.evaluated[site]),
+                rounds_left_out=tuple(course.left_out[site]),
+                rounds_capped=tuple(course.capped[site]),
+                rounds_late=tuple(number for number, missed in course.late.get(site, {}).items() if missed),
+                always_late=is_always_late(course.late.get(site, {})),
                 expected=_wall_clock(study, expected.get(site)),
                 expects_to_be_late=expected.get(site, 0.0) > (current.deadline if current else 0.0),
                 connected=site in now.connected,
                 fit=said[site],
                 seconds=round(seconds[site], 1) if site in seconds else None,
                 slow=site in slow,
-                absences=reasons(absent.get(site, [])),
+                absences=reasons(course.absent.get(site, [])),
                 attempts_spent=site in spent,
             )
             for site in study.rules.sites
         },
-        incomplete=incomplete(study, contributed),
+        incomplete=incomplete(study, course.contributed),
         deadline=_wall_clock(study, current.deadline if current else None),
         attempts_left=attempts_left(state),
         step=state.round.step.value if state.round and study.rules.threshold else "",

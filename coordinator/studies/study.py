@@ -176,7 +176,15 @@ class Study:
         saved = self.saved
         state = {"state": self.state.document(), "wall_clock": saved.wall_clock, "monotonic": saved.monotonic}
         best = {**self.best.document(), "digest": self.best_digest}
-        return {"newest": self.newest, "best": json.dumps(best), "state": _JSON.dump_json(state).decode()}
+        return {"newest": self.newest, "best": json.dumps(best), "state": _text(state)}
+
+
+def _text(state: dict[str, Any]) -> str:
+    """As JSON. Why a study paused may name a folder, whose name need not be Unicode: the faster writer refuses that."""
+    try:
+        return _JSON.dump_json(state).decode()
+    except ValueError:
+        return json.dumps(state)
 
 
 def _write() -> sa.Update:

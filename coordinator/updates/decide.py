@@ -89,7 +89,7 @@ class Uploads:
         self.receipts = Receipts(store, federation, key, wall_clock=wall_clock)
         self.receptions = Receptions()
         self._not_received: dict[str, deque[str]] = {}  # site -> the ids that it was told are not known here
-        self.returned = Returned(engine, store, federation, key.public_key(), wall_clock)
+        self.returned = Returned(engine, store, self.receptions, federation, key.public_key(), wall_clock)
 
     def open(
         self, site: str, header: UploadHeader, is_active: Callable[[], bool] = lambda: True
@@ -182,12 +182,7 @@ class Uploads:
         stale: Sequence[str] = ()
         with self._store.write() as session:
             seen = rows.seen(session, site, header, self._wall_clock() - HOUR_S)
-            before = session.get(tables.Upload, header.upload_id) if seen.known else None
-            if before and (before.site, before.content) != (site, header.content):
-                log.warning("site %s uses an upload id again for another upload", site)
-                raise NotPermitted(
-                    f"upload {header.upload_id} was opened before with other content", code="UPLOAD_ID_CONFLICT"
-                )
+            before = self._opened_before(session, site, header) if seen.known else None
             if before and before.receipt:
                 return receipt_of(before)
             rolled_back = ledger.refusal is not None and ledger.refusal.code == "LEDGER_ROLLBACK"
@@ -216,6 +211,16 @@ class Uploads:
         reception = Reception(site, header, self._store, self._blobs, upload, study.terms_of(site))
         self.receptions.add(reception)
         return reception
+
+    def _opened_before(self, session: Session, site: str, header: UploadHeader) -> tables.Upload:
+        """What is written down of an upload whose id is known. Raises NotPermitted: of another upload."""
+        before = session.get_one(tables.Upload, header.upload_id)
+        if (before.site, before.content) != (site, header.content):
+            log.warning("site %s uses an upload id again for another upload", site)
+            raise NotPermitted(
+                f"upload {header.upload_id} was opened before with other content", code="UPLOAD_ID_CONFLICT"
+            )
+        return before
 
     def _conclude(self, reception: Reception, received: Received, payload: Admitted | Refusal) -> Envelope:
         """Decide on a complete upload. The round may have closed while it came."""

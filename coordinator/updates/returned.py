@@ -21,6 +21,7 @@ from coordinator.studies.events import Halted
 from coordinator.studies.state import ENDED
 from coordinator.updates.allowance import Allowance
 from coordinator.updates.ledgers import keep_head
+from coordinator.updates.receive import Receptions
 from wardround.errors import BadData
 from wardround.records.receipts import ACCEPTED, NOT_RECEIVED, Receipt
 from wardround.signing.dsse import Envelope
@@ -34,9 +35,10 @@ class Returned:
     """Takes receipts back. ``key`` is the coordinator's own: it signed them."""
 
     def __init__(
-        self, engine: Engine, store: Store, federation: str, key: Ed25519PublicKey, wall_clock: Callable[[], float]
-    ) -> None:
-        self._engine, self._store = engine, store
+        self, engine: Engine, store: Store, receptions: Receptions, federation: str, key: Ed25519PublicKey,
+        wall_clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self._engine, self._store, self._receptions = engine, store, receptions
         self._federation, self._key = federation, key
         self._taken = Allowance("messages with returned receipts", wall_clock)
 
@@ -69,6 +71,8 @@ class Returned:
                     taken.append(receipt)
             last = row.last_receipt
         if taken:
+            decided = {receipt.upload_id for receipt in taken}  # and on their way again, some of them perhaps
+            self._receptions.close_where(lambda reception: reception.header.upload_id in decided)
             log.warning(
                 "site %s gave back %d receipts that are not here: this state is older than what was acknowledged",
                 site, len(taken),

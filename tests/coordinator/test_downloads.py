@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from coordinator.models.downloads import Downloads
+from coordinator.models.downloads import Download, Downloads
 from coordinator.storage import tables
 from coordinator.studies import conclusion
 from coordinator.studies.assignments import Assignments
@@ -243,3 +244,21 @@ def test_a_study_whose_settings_are_not_known_any_more_hides_no_other(place: Pla
     assert place.ask("report", study="trial")["algorithm"] == "fedsoup"
     alpha = place.join("alpha")
     assert {alpha.next_event("offer").study for _ in range(2)} == {"trial", "other"}
+
+
+def test_the_view_that_another_call_finds_meanwhile_is_not_given() -> None:
+    """Calls of sites of several studies look for their models at the same time, each in a thread of its own."""
+    own, others = (Download(Manifest(()), name * 64, ()) for name in "ab")
+    downloads = Downloads(Mock(), Mock())
+    downloads._passed = own
+
+    class Interrupted(str):
+        """While it is compared, another thread goes on."""
+
+        def __eq__(self, other: object) -> bool:
+            downloads._passed = others
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    assert downloads.find(Mock(passes=True), [(1, own.kept)], "alpha", Interrupted(own.kept)) is own

@@ -18,10 +18,10 @@ from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.schema import newest_schema
 from tests.coordinator.conftest import SITES, Place, on_both
-from tests.coordinator.fake_site import FakeSite
+from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.postgres import Postgres
 from tests.coordinator.test_damaged_files import UNREADABLE, damage, flip
-from tests.coordinator.test_rounds import expected_model, model_bytes
+from tests.coordinator.test_rounds import SPECS, expected_model, model_bytes
 from wardround import __version__
 from wardround.errors import BadData, CannotWrite, NeedsPerson, UsageProblem
 from wardround.local.durable import make_folder
@@ -320,6 +320,32 @@ def test_a_coordinator_that_was_put_back_from_an_old_copy_by_hand_is_recognized_
     place.ask("start", study="trial")
     answer_all([site])
     place.until(lambda status: status["round"] == 2)
+
+
+def test_an_upload_whose_receipt_is_given_back_while_it_comes_again_gets_no_second_one(
+    place: Place, tmp_path: Path
+) -> None:
+    """Two receipts of one upload that contradict each other would both be this coordinator's."""
+    (site,) = place.begin(sites=["alpha"], rounds=1)
+    assignment = site.next_assignment()
+    place.coordinator.stop()
+    shutil.copytree(place.state.root, tmp_path / "old")
+    place.serve()
+    site.watch_again()
+    good = delta("alpha", 1, SPECS)
+    opening = site.opening(assignment, good)
+    first = site.send(opening, good.payload, commit=bytes(32))
+    assert first
+    assert first.decision == "refused"
+    place.coordinator.stop()
+    shutil.rmtree(place.state.root)
+    shutil.move(tmp_path / "old", place.state.root)
+    place.serve()
+    given: list[int] = []
+    with pytest.raises(grpc.RpcError, match="TOO_BUSY"):
+        site.send(opening, good.payload, on_offset=lambda offset: given.append(give_back(site)))
+    assert given == [1]
+    assert site.take(site.inquire(opening.upload_id).receipt) == first
 
 
 def test_nothing_but_the_next_receipt_of_its_own_chain_is_taken_back(place: Place, tmp_path: Path) -> None:

@@ -641,3 +641,21 @@ def test_a_receipt_is_found_in_a_long_ledger_without_holding_the_file(tmp_path: 
     assert found is not None
     assert found.upload_id == ids[-1]
     assert most < size / 2
+
+
+def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path) -> None:
+    """The receipts are read while another thread may write: half a line ended the connection."""
+    written = Written(tmp_path)
+    ids = [written.upload(round_) for round_ in (1, 2)]
+    for upload_id in ids:
+        written.resolve(upload_id, written.receipt(upload_id))
+    segment = written.ledger._segment
+    whole = segment.read_bytes()
+    segment.write_bytes(whole[:-1])
+    read = written.ledger.entries(ReceiptEntry)
+    assert next(read).upload_id == ids[0]
+    assert list(read) == []
+    segment.write_bytes(whole[:-20])
+    assert [entry.upload_id for entry in written.ledger.entries(ReceiptEntry)] == ids[:1]
+    segment.write_bytes(whole)
+    assert [entry.upload_id for entry in written.ledger.entries(ReceiptEntry)] == ids

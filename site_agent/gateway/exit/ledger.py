@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -275,11 +276,15 @@ class Ledger:
         return answer.receipt if answer is not None else None
 
     def entries(self, kind: type[AnyEntry], naming: str = "") -> Iterator[AnyEntry]:
-        """The entries of one type in lines with ``naming`` in them, oldest first, read from the file line by line."""
+        """The entries of one type in lines with ``naming`` in them, oldest first, read from the file line by line.
+
+        Another thread may be writing a line: what is there of it says nothing yet.
+        """
         if not self._segment.exists():
             return
         with self._segment.open("rb") as lines:
-            for document in (json.loads(data) for data in lines if naming.encode() in data):
+            whole = takewhile(lambda data: data.endswith(b"\n"), lines)
+            for document in (json.loads(data) for data in whole if naming.encode() in data):
                 if document["type"] == kind.type and isinstance(entry := Line.from_document(document).entry, kind):
                     yield entry
 

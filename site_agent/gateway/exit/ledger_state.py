@@ -205,8 +205,8 @@ class LedgerState:
                 self._checked(checked)
             case ReceiptEntry() as answer:
                 self._receipt(line.seq, answer)
-        self.hashes.append(hash_of_line)
         self.heads.append(bytes.fromhex(next_head(self.heads[-1].hex(), hash_of_line)))
+        self.hashes.append(hash_of_line)  # last: who looks meanwhile sees no line without its head
 
     def remember(self, before: "LedgerState") -> None:
         """Take over what a ledger before this one says and a new one would forget: what left, and what was decided
