@@ -1,6 +1,7 @@
 """A file of the coordinator that is damaged or lost: never used, named, and made good where somebody has it."""
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,7 @@ def test_that_a_study_is_paused_is_written_down_where_the_folders_name_is_not_un
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason names the folder."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # a captured log must be Unicode
     monkeypatch.setattr(blobs, "FRESH_S", 0.0)
     place = Place(tmp_path)
     try:
