@@ -1,17 +1,13 @@
 """A file of the coordinator that is damaged or lost: never used, named, and made good where somebody has it."""
 
-import json
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
-import sqlalchemy as sa
 
-from coordinator.state_directory import State
-from coordinator.storage import blobs, tables
+from coordinator.storage import blobs
 from coordinator.storage.blobs import Blobs
 from tests.coordinator.conftest import SITES, Place
 from tests.coordinator.test_rounds import expected_model, model_bytes
@@ -108,31 +104,6 @@ def test_without_a_whole_copy_the_study_pauses_says_so_and_goes_on_with_the_file
     assert site.answer(again).decision == "accepted"
     place.until(lambda status: status["closing"])
     assert model_bytes(place) == expected_model([("alpha",)])
-
-
-def test_that_a_study_is_paused_is_written_down_where_the_folders_name_is_not_unicode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reason names the folder."""
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)  # a captured log must be Unicode
-    monkeypatch.setattr(blobs, "FRESH_S", 0.0)
-    place = Place(tmp_path)
-    try:
-        place.coordinator.stop()
-        place.state = State(place.state.root.rename(tmp_path / os.fsdecode(b"caf\xe9")))
-        place.serve()
-        (site,) = place.begin(sites=["alpha"], rounds=1)
-        assignment = site.next_assignment()
-        damage(place, assignment.base.digest.hex())
-        with pytest.raises(grpc.RpcError, match="COORDINATOR_TROUBLE"):
-            site.download(assignment)
-        paused = place.until(lambda status: status["state"] == "paused")
-        assert str(place.state.root) in paused["why"]
-        with place.coordinator.context.store.read() as session:
-            (row,) = session.scalars(sa.select(tables.Study)).all()
-        assert json.loads(row.state)["state"]["why"] == paused["why"]
-    finally:
-        place.close()
 
 
 @pytest.mark.parametrize("harm", [Path.unlink, flip])

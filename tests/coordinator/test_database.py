@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import re
 import sqlite3
@@ -251,6 +252,10 @@ def test_a_study_comes_back_from_its_row(store: Store) -> None:
         model = session.scalars(sa.select(tables.Model)).one()
     assert model.made_s == 7
     assert load_studies(store) == ({"trial": study}, {})
+    paused = replace(study, state=StudyState(Phase.PAUSED, why="a model in /caf\udce9 is damaged", start_by=math.inf))
+    with store.write() as session:  # why it paused may name a folder, whose name need not be Unicode
+        paused.write(session)
+    assert load_studies(store) == ({"trial": paused}, {})
     with store.write() as session:
         session.execute(sa.update(tables.Study).values(state="{}"))
     studies, unreadable = load_studies(store)
