@@ -179,7 +179,7 @@ class Study:
         return {"newest": self.newest, "best": json.dumps(best), "state": _text(state)}
 
 
-def _text(state: dict[str, Any]) -> str:
+def _text(state: object) -> str:
     """As JSON. Why a study paused may name a folder, whose name need not be Unicode: the faster writer refuses that."""
     try:
         return _JSON.dump_json(state).decode()

@@ -271,15 +271,11 @@ class Ledger:
 
     def receipt(self, upload_id: str) -> Receipt | None:
         """The receipt that stands here for an upload, read from the file; None if there is none."""
-        answers = (entry for entry in self.entries(ReceiptEntry, upload_id) if entry.upload_id == upload_id)
-        answer = next(answers, None)
-        return answer.receipt if answer is not None else None
+        answers = self.entries(ReceiptEntry, upload_id)
+        return next((answer.receipt for answer in answers if answer.upload_id == upload_id), None)
 
     def entries(self, kind: type[AnyEntry], naming: str = "") -> Iterator[AnyEntry]:
-        """The entries of one type in lines with ``naming`` in them, oldest first, read from the file line by line.
-
-        Another thread may be writing a line: what is there of it says nothing yet.
-        """
+        """The entries of one type in whole lines with ``naming`` in them, oldest first, read from the file."""
         if not self._segment.exists():
             return
         with self._segment.open("rb") as lines:
