@@ -715,7 +715,7 @@ def test_hostile_receipt__and_then_the_truth(lied_to: tuple[SiteWorld, LyingCoor
     assert world.trainer is not None
     world.trainer.wait_asked("commit")
     lying.assign(STUDY, 2)
-    world.trainer.wait_asked("commit", 2)
+    world.trainer.wait_committed(2)
     world.stop()
     assert world.verdict().consistent
     assert [json.loads(line["envelope"]["payload"])["round"] for line in world.lines("receipt")] == [1, 2]

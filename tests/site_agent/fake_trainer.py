@@ -86,6 +86,16 @@ class FakeTrainer:
         with self.changed:
             return [request for request in self.asked if request["command"] in names]
 
+    def wait_committed(self, round_: int) -> None:
+        """A round may be told twice, so their number says nothing."""
+        with self.changed:
+            told = self.changed.wait_for(
+                lambda: any((one["command"], one.get("round")) == ("commit", round_) for one in self.asked),
+                timeout=WAIT_S,
+            )
+        if not told:
+            raise TimeoutError(f"the trainer did not hear that round {round_} was accepted")
+
     def wait_asked(self, command: str, count: int = 1) -> list[dict[str, Any]]:
         with self.changed:
             done = self.changed.wait_for(

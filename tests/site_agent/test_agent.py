@@ -75,7 +75,7 @@ def test_the_ledger_holds_every_tensor_that_left_and_verifies(world: SiteWorld) 
         world.coordinator.assign(STUDY, round_)
         world.coordinator.wait_receipts(round_)
     assert world.trainer is not None
-    world.trainer.wait_asked("commit", 2)
+    world.trainer.wait_committed(2)
     world.stop()
     uploads = world.lines("upload")
     assert [[row["name"] for row in line["tensors"]] for line in uploads] == [["shared.weight", "shared.bias"]] * 2
@@ -129,7 +129,7 @@ def test_a_site_that_only_evaluates_reports_numbers_of_each_round(world: SiteWor
     assert len(world.trainer.commands("validate")) == 3
     assert world.trainer.commands("train") == []
     assert [line["round"] for line in world.lines("upload")] == [1, 2, 4]
-    world.trainer.wait_asked("commit", 3)
+    world.trainer.wait_committed(4)
     world.stop()
     assert world.verdict().ok
 

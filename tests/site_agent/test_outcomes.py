@@ -25,7 +25,7 @@ def test_the_next_round_begins_once_it_is_known_what_became_of_the_one_that_was_
     assert [asked["round"] for asked in world.trainer.commands("train")] == [1]
     world.coordinator.hold_uploads.set()
     world.coordinator.wait_receipts(2)
-    world.trainer.wait_asked("commit", 2)
+    world.trainer.wait_committed(2)
     told = world.trainer.commands("train", "commit", "discard")
     assert [(one["command"], one["round"]) for one in told] == [
         ("train", 1), ("commit", 1), ("train", 2), ("commit", 2),

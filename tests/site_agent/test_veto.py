@@ -25,7 +25,7 @@ def accepted_until(world: SiteWorld, number: int) -> None:
     assert world.trainer is not None
     for done in range(1, number + 1):
         round_with(world, done, f"{1.0 - done / 10}")
-        world.trainer.wait_asked("commit", done)
+        world.trainer.wait_committed(done)
 
 
 def journal(own: str, lowest: str) -> Journal:
@@ -87,7 +87,7 @@ def test_a_model_that_is_worse_here_is_vetoed_by_a_code_and_goes_on_where_the_po
     (row,) = study_rows(world.state, COORDINATOR)
     assert row.changes == ()
     world.coordinator.assign(STUDY, 3, attempt=3)
-    world.trainer.wait_asked("commit", 3)
+    world.trainer.wait_committed(3)
     assert len(world.trainer.commands("train")) == trained  # the update that was trained is sent
     assert world.state.journal(STUDY).lowest_loss == "0.8"
 
