@@ -12,14 +12,13 @@ import grpc
 from cryptography import x509
 
 from coordinator.calls import Calls
-from coordinator.members.certificate_status import CertificateStatus, Peer
+from coordinator.members.certificate_status import MOST_SHOWN, CertificateStatus, Peer
 from coordinator.members.enrolment import Enrolment
 from wardround import refusals, rpc
 from wardround.errors import BadData, NotPermitted, WardroundError
 from wardround.local.durable import StorageFailed
 from wardround.signing import certificates
 
-MOST_CERTIFICATES = 2048  # that are kept parsed; a connection shows the same one with each call
 log = logging.getLogger(__name__)
 
 
@@ -75,7 +74,7 @@ class Authenticator:
         rpc.abort(context, error)
 
 
-@lru_cache(MOST_CERTIFICATES)
+@lru_cache(MOST_SHOWN)
 def _certificate(pem: bytes) -> x509.Certificate:
     """A client's certificate, as each of its calls shows it. Raises BadData: it is none."""
     return certificates.load_certificate(pem, "the client's certificate")

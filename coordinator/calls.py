@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar
 
 import grpc
@@ -123,8 +124,7 @@ class Calls:
         self.bounds = bounds
         self._status = certificate_status
         self._changed = threading.Condition()
-        self._calls: set[Call] = set()
-        self._own: dict[Name, set[Call]] = {}  # the same, by peer
+        self._calls: dict[Name, set[Call]] = {}  # of each peer that has one
         self._spent: dict[Name, tuple[float, float]] = {}  # peer -> (calls counted against its burst, when)
         self._wakes_at = 0.0
         self._closing = False
@@ -149,8 +149,7 @@ class Calls:
         with self._changed:
             self._refuse_too_many(peer.name)
             self._refuse_too_often(peer.name)
-            self._calls.add(call)
-            self._own.setdefault(peer.name, set()).add(call)
+            self._calls.setdefault(peer.name, set()).add(call)
         try:
             self._status.check(peer)  # after the call is listed: a revocation finds the call, or is found here
             yield call
@@ -164,12 +163,12 @@ class Calls:
     def of(self, name: str) -> list[Call]:
         """The calls of a site that still hold a worker thread."""
         with self._changed:
-            return [call for call in self._calls if call.peer.name.id == name and not call.answered]
+            return [call for call in self._each() if call.peer.name.id == name and not call.answered]
 
     def all(self) -> list[Call]:
         """Every call, also those whose answer is still on its way."""
         with self._changed:
-            return list(self._calls)
+            return list(self._each())
 
     def peers(self) -> set[str]:
         """Who has a call under way, as gRPC names the other end of a connection."""
@@ -177,21 +176,19 @@ class Calls:
 
     def cancel_invalid(self) -> None:
         """Cancel every call whose peer's certificate is no longer valid, also while it waits for its first message."""
-        with self._changed:
-            calls = list(self._calls)
-        for call in calls:
+        for call in self.all():
             try:
                 self._status.check(call.peer)
             except NotPermitted:
                 call.context.cancel()
 
     def _refuse_too_many(self, name: Name) -> None:
-        own = self._own.get(name, ())
+        own = self._calls.get(name, ())
         live = sum(not call.answered for call in own)
         if live >= MAX_CALLS or len(own) - live >= MAX_LEFT:
             raise TryAgain(f"{name.kind} `{name.id}` has {len(own)} calls under way", code="TOO_BUSY")
         if name.kind != "site":
-            others = sum(call.peer.name.kind != "site" and not call.answered for call in self._calls)
+            others = sum(call.peer.name.kind != "site" and not call.answered for call in self._each())
             if others >= MAX_BOOTSTRAP_CALLS:
                 raise TryAgain(f"{others} calls with invitations are under way", code="TOO_BUSY")
 
@@ -209,11 +206,13 @@ class Calls:
 
     def _forget(self, call: Call) -> None:
         with self._changed:
-            self._calls.discard(call)
-            own = self._own.get(call.peer.name, set())
+            own = self._calls.get(call.peer.name, set())
             own.discard(call)
             if not own:
-                self._own.pop(call.peer.name, None)
+                self._calls.pop(call.peer.name, None)
+
+    def _each(self) -> Iterator[Call]:
+        return chain.from_iterable(self._calls.values())
 
     def _set_deadline(self, call: Call, seconds: float | None) -> None:
         with self._changed:
@@ -225,10 +224,10 @@ class Calls:
         while True:
             with self._changed:
                 now = time.monotonic()
-                late = [call for call in self._calls if call.deadline is not None and call.deadline <= now]
+                late = [call for call in self._each() if call.deadline is not None and call.deadline <= now]
                 for call in late:
                     call.deadline = None
-                deadlines = [call.deadline for call in self._calls if call.deadline is not None]
+                deadlines = [call.deadline for call in self._each() if call.deadline is not None]
                 self._wakes_at = min([now + CHECK_S, *deadlines])
                 if not late:
                     self._changed.wait(self._wakes_at - now)

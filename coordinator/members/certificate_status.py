@@ -31,9 +31,10 @@ HOUR_S, DAY_S = 3600, 86400
 MAX_CERTIFICATES = 16  # of a site, valid at one time; a certificate that was not renewed yet may go beyond
 LOST_REPLY_S = HOUR_S  # a renewed certificate that nobody used by then never arrived
 CHANGING_S = 600  # how long a site may still begin calls with the older certificate after it used the newer
+MOST_SHOWN = 2048  # certificates that are kept parsed: a site shows the same one with each of its calls
 FIRST_USE, OLDER_IN_USE = "first use", "an older certificate is in use beside its successor"
 log = logging.getLogger(__name__)
-_name = lru_cache(2048)(certificates.client_name)  # a site shows the same certificate with each of its calls
+_name = lru_cache(MOST_SHOWN)(certificates.client_name)
 
 
 @dataclass(frozen=True)

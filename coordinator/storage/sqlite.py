@@ -27,7 +27,7 @@ SETTINGS = (
     "journal_size_limit=0",  # the log begins again at its beginning, and its size says how much is in it
     "cache_size=-512",  # KiB of each connection: by default 2 MiB, as the database grows. The kernel has its pages
 )  # fmt: skip
-MOST_FREE = 16  # connections that are kept
+MOST_FREE = 16  # connections that are kept while nobody uses them
 
 
 class KeptConnections:
@@ -71,7 +71,7 @@ class SQLiteFile:
         """An existing database. ``upgrade`` makes one."""
         self.name = str(path)
         self._path = path
-        self._engine = _engine(f"sqlite:///file:{path}?mode=rw&uri=true", pool_size=16, max_overflow=-1)
+        self._engine = _engine(f"sqlite:///file:{path}?mode=rw&uri=true", pool_size=MOST_FREE, max_overflow=-1)
         self._connections = KeptConnections(self._engine)
         self._files = WatchedFiles(path, lambda: self._move_log("PASSIVE"))
 

@@ -14,6 +14,7 @@ from tools.faults import Plan, Template, lab_digest
 pytestmark = [pytest.mark.system, pytest.mark.chaos]
 
 ROUNDS = 24
+needs_strace = pytest.mark.skipif(not evidence_syscalls.available(), reason="no strace, or no right to trace")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def test_killed_at_random_every_part_goes_on_to_the_same_model(prepared: Prepare
     assert (tally.wrong, tally.total) == ([], 6)
 
 
-@pytest.mark.skipif(not evidence_syscalls.available(), reason="no strace, or no right to trace")
+@needs_strace
 def test_a_durable_call_of_a_gateway_that_fails_or_is_the_last_costs_no_update(prepared: Prepared) -> None:
     campaign = evidence_syscalls.Campaign(prepared.template, "gateway")
     tally = campaign.run(["EIO", "SIGKILL"], every=50, most=2)
@@ -61,7 +62,7 @@ def test_certificates_and_the_authority_go_on_over_weeks_on_a_clock_that_is_move
     assert (tally.renewals, len(tally.events), tally.rounds > 0) == (4, len(evidence_year.SHORT[1]), True)
 
 
-@pytest.mark.skipif(not evidence_syscalls.available(), reason="no strace, or no right to trace")
+@needs_strace
 def test_a_kill_meets_the_call_that_is_aimed_at_and_not_the_first_alone(tmp_path: Path) -> None:
     """With `--seccomp-bpf` some releases of strace send a signal at the first call of its kind and at no other."""
     program = "import os\nwith open('file', 'wb') as file:\n for _ in range(5): os.fsync(file.fileno())"

@@ -22,6 +22,7 @@ from wardround.local.half_written import beside, is_half_written
 from wardround.local.writing import Buffer, Room, write_all, write_pieces
 
 Lasting = Literal["all", "content", "nothing"]
+OPENED = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC  # each file that is written here
 BROKEN_DISK = (errno.EIO, errno.EUCLEAN)  # not full, not forbidden, not gone, but broken
 TAIL = 64 * 1024  # bytes at the end of a file that ``AppendFile`` writes once more when it opens it
 AFTER = "check the disk, then start again: what was durable before is still there"
@@ -201,11 +202,9 @@ class AppendFile:
         self._failed = False
         existed = path.exists()
         with _naming(path):
-            self._descriptor = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, mode
-            )
+            self._descriptor = os.open(path, OPENED | os.O_WRONLY | os.O_APPEND, mode)
         if not existed:
-            os.fchmod(self._descriptor, mode)  # whatever the umask
+            _set_mode(self._descriptor, mode)
             sync_folder(path.parent)
         elif tail:
             _write_again(path, tail)
@@ -267,9 +266,9 @@ class SpoolFile:
         self.path = path
         existed = path.exists()
         with _naming(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+            self._descriptor = os.open(path, OPENED | os.O_RDWR, mode)
         if not existed:
-            os.fchmod(self._descriptor, mode)  # whatever the umask: the other user of a shared folder must read it
+            _set_mode(self._descriptor, mode)  # the other user of a shared folder must read it
             if lasting:
                 sync_folder(path.parent)
         self._room = Room(self._descriptor, size)
@@ -317,7 +316,7 @@ class StateLock:
         """
         path = state / "lock"
         with _naming(path):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(path, OPENED | os.O_RDWR, 0o600)
         deadline = time.monotonic() + patience_s
         while not (taken := self._try()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -353,10 +352,15 @@ class StateLock:
 def _create(path: Path, mode: int) -> int:
     """A new file that nobody else has open. What a crash, or somebody else, left under its name is unlinked."""
     path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    if os.fstat(descriptor).st_mode & 0o7777 != mode:  # the umask; to say it again is another change to the disk
-        os.fchmod(descriptor, mode)
+    descriptor = os.open(path, OPENED | os.O_WRONLY | os.O_EXCL, mode)
+    _set_mode(descriptor, mode)
     return descriptor
+
+
+def _set_mode(descriptor: int, mode: int) -> None:
+    """Give a new file its mode, whatever the umask. To say again what it has is another change to the disk."""
+    if os.fstat(descriptor).st_mode & 0o7777 != mode:
+        os.fchmod(descriptor, mode)
 
 
 def _write_again(path: Path, count: int) -> None:
