@@ -1,35 +1,58 @@
-"""Long transfers over fast lines take turns, so that what gRPC holds for them does not grow with the number of sites.
+"""Long transfers take turns, so that what gRPC holds for them does not grow with the number of sites.
 
 For a stream under way gRPC holds as many bytes as its line has in flight: several MiB where the line is fast. Two fast
 transfers at a time keep processors and network as busy as sixteen, and take less memory. A transfer over a slow line
 holds little and lasts long, so it waits for nobody, and nobody for it: one that turns out to be slow, or that stands
-still, gives its place up, and the site's next ones go at once until one of them is fast again.
+still, gives its place up, and the site's next ones go at once until one of them is fast again. Where this machine's
+processors have no time left, it is not the line that is slow, and more at a time would bring nothing: then two go,
+however long it takes.
 """
 
+import math
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 PLACES = 2
 SMALL = 1024 * 1024  # bytes; what is shorter takes no turn
 FAST = 32 * 1024 * 1024  # bytes a second, from which a transfer counts as fast
 JUDGED_S = 0.25  # after which that is looked at
-PATIENCE_S = 10.0  # after which a transfer goes without a turn
+SPARE = 0.25  # processors that were idle meanwhile, from which a transfer that is not fast is the line's fault
+STANDING = 1024 * 1024  # bytes a second, under which it is, however busy the processors are,
+STANDING_S = 1.0  # after this time
+PATIENCE_S = 20.0  # after which a transfer goes without a turn
 LOOK_S = 0.05  # how often those who wait look at those who go
+STAT = Path("/proc/stat")
+TICKS = os.sysconf("SC_CLK_TCK")  # a second
+
+
+def idle_seconds() -> float:
+    """For how long this machine's processors have been idle since it started, all of them together.
+
+    Infinite where the system does not say so.
+    """
+    try:
+        with STAT.open("rb") as file:
+            return int(file.readline().split()[4]) / TICKS  # cpu, user, nice, system, idle
+    except (OSError, IndexError, ValueError):
+        return math.inf
 
 
 class Turn:
-    """One transfer, which goes at once unless it waits first."""
+    """One transfer, which goes at once unless it waits first. ``idle``: as ``idle_seconds``."""
 
-    def __init__(self) -> None:
-        self._began = time.monotonic()
+    def __init__(self, idle: Callable[[], float] = idle_seconds) -> None:
+        self._idle = idle
         self._bytes = 0
+        self.begin()
 
     def begin(self) -> None:
-        """It has waited, and can move from now on."""
-        self._began = time.monotonic()
+        """It can move from now on."""
+        self._began, self._idle_before = time.monotonic(), self._idle()
 
     def moved(self, size: int) -> None:
         """So many bytes went."""
@@ -37,15 +60,21 @@ class Turn:
 
     @property
     def is_slow(self) -> bool:
-        """Whether it has gone for a while, and not fast; also if it stands still."""
+        """Whether it has gone for a while, and not fast, for another reason than this machine's processors."""
         seconds = time.monotonic() - self._began
-        return seconds > JUDGED_S and self._bytes < FAST * seconds
+        if seconds < JUDGED_S or self._bytes > FAST * seconds:
+            return False
+        stands = seconds > STANDING_S and self._bytes < STANDING * seconds
+        return stands or not self._idle() - self._idle_before < SPARE * seconds  # infinite less infinite is no number
 
 
 class Turns:
     """Who goes now, and who waits, first come, first served. For any number of threads."""
 
-    def __init__(self, places: int = PLACES, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, places: int = PLACES, patience_s: float = PATIENCE_S, idle: Callable[[], float] = idle_seconds
+    ) -> None:
+        self._idle = idle
         self._places = places
         self._patience_s = patience_s
         self._changed = threading.Condition()
@@ -56,7 +85,7 @@ class Turns:
     @contextmanager
     def taken(self, site: str, size: int) -> Iterator[Turn]:
         """Wait for a turn to move ``size`` bytes from or to ``site``, and give it up at the end of the block."""
-        turn = Turn()
+        turn = Turn(self._idle)
         if size < SMALL:
             yield turn
             return

@@ -19,6 +19,7 @@ from wardround.v1 import enrolment_pb2, federation_pb2, secure_pb2, summaries_pb
 MAX_MESSAGE = 2 * 1024 * 1024  # one study's offer, or a page of smaller ones
 MAX_STRUCTURED = 1024 * 1024  # any other message that is more than a run of bytes
 MAX_REQUEST = 1024 * 1024 + 64 * 1024  # a chunk, and what is around it
+UPLOAD_WINDOW = 2 * 1024 * 1024  # bytes of an upload under way: 50 Mbit/s at 300 ms, 500 at 30 ms
 
 COMMON_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -40,6 +41,8 @@ SERVER_OPTIONS = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),  # or gRPC would hold for each upload as much as a busy machine's line has in flight
+    ("grpc.http2.lookahead_bytes", UPLOAD_WINDOW),
 ]
 _LARGER_REPLIES = {"Studies": MAX_MESSAGE, "Watch": MAX_MESSAGE}  # others have at most a chunk, or a manifest
 _CONTRACT = tuple(module.DESCRIPTOR for module in (federation_pb2, enrolment_pb2, summaries_pb2, secure_pb2))

@@ -1,9 +1,12 @@
 """Long transfers take turns while they are fast, and nobody waits for a slow one."""
 
+import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,16 @@ from tools.world import wait_until
 
 LONG = 100 * SMALL
 WAIT_S = 20
+
+
+def with_time_left() -> float:
+    """Of processors that are idle all the time."""
+    return 16 * time.monotonic()
+
+
+def with_none_left() -> float:
+    """Of processors that never are."""
+    return 1000.0
 
 
 class Transfers:
@@ -25,17 +38,17 @@ class Transfers:
         self.went: list[str] = []
         self.going: set[str] = set()
 
-    def begin(self, site: str, size: int = LONG, *, fast: bool = True) -> None:
+    def begin(self, site: str, size: int = LONG, *, moved: int = 10**15) -> None:
+        """``moved``: bytes, at its beginning."""
         self._end[site] = threading.Event()
-        self._threads.append(threading.Thread(target=self._go, args=(site, size, fast)))
+        self._threads.append(threading.Thread(target=self._go, args=(site, size, moved)))
         self._threads[-1].start()
 
-    def _go(self, site: str, size: int, fast: bool) -> None:
+    def _go(self, site: str, size: int, moved: int) -> None:
         with self._turns.taken(site, size) as turn:
             self.went.append(site)
             self.going.add(site)
-            if fast:
-                turn.moved(10**15)
+            turn.moved(moved)
             assert self._end[site].wait(WAIT_S)
             self.going.remove(site)
 
@@ -52,14 +65,20 @@ class Transfers:
 
 @pytest.fixture
 def transfers() -> Transfers:
-    return Transfers(Turns(places=2, patience_s=WAIT_S))
+    return Transfers(Turns(places=2, patience_s=WAIT_S, idle=with_time_left))
 
 
-def begin_one_after_the_other(transfers: Transfers, *sites: str) -> None:
+@pytest.fixture
+def busy() -> Transfers:
+    """On a machine whose processors have no time left."""
+    return Transfers(Turns(places=2, patience_s=WAIT_S, idle=with_none_left))
+
+
+def begin_one_after_the_other(transfers: Transfers, *sites: str, moved: int = 10**15) -> None:
     """Each waits, or goes, before the next one comes."""
     for site in sites:
         wanted = arrived(transfers) + 1
-        transfers.begin(site)
+        transfers.begin(site, moved=moved)
         wait_arrived(transfers, wanted)
 
 
@@ -87,8 +106,8 @@ def test_two_fast_ones_go_and_the_others_follow_in_the_order_in_which_they_came(
 
 
 def test_one_that_stands_still_gives_its_place_up(transfers: Transfers) -> None:
-    transfers.begin("still", fast=False)
-    transfers.begin("as still", fast=False)
+    transfers.begin("still", moved=0)
+    transfers.begin("as still", moved=0)
     transfers.wait_going("still", "as still")
     began = time.monotonic()
     transfers.begin("a")
@@ -97,11 +116,51 @@ def test_one_that_stands_still_gives_its_place_up(transfers: Transfers) -> None:
     transfers.end()
 
 
+def test_on_a_machine_without_time_left_a_transfer_that_is_not_fast_keeps_its_place(busy: Transfers) -> None:
+    """It is the machine that is slow then, and more at a time would hold more memory and bring nothing."""
+    begin_one_after_the_other(busy, "a", "b", "c", moved=LONG // 5)
+    time.sleep(3 * turns.JUDGED_S)  # 20 MiB in this time are less than a fast line's
+    assert (busy.going, waiting(busy)) == ({"a", "b"}, 1)
+    busy.end()
+    assert not busy._turns._slow
+
+
+def test_on_a_machine_without_time_left_too_one_that_stands_still_gives_its_place_up(
+    busy: Transfers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "STANDING_S", 0.3)
+    begin_one_after_the_other(busy, "still", "as still", moved=0)
+    busy.wait_going("still", "as still")
+    busy.begin("a")
+    busy.wait_going("still", "as still", "a")
+    busy.end()
+
+
+@pytest.mark.parametrize("text", [None, "", "cpu\n", "cpu a b c d e\n"])
+def test_a_system_that_does_not_tell_its_idle_time_leaves_the_speed_alone_to_say_what_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    monkeypatch.setattr(turns, "STAT", tmp_path / "stat")
+    if text is not None:
+        turns.STAT.write_text(text)
+    assert turns.idle_seconds() == math.inf
+    monkeypatch.setattr(turns, "JUDGED_S", 0.0)
+    turn = turns.Turn()
+    assert turn.is_slow
+    turn.moved(10**15)
+    assert not turn.is_slow
+
+
+def test_this_system_tells_the_idle_time_of_all_its_processors_together() -> None:
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert 0 < turns.idle_seconds() < (os.cpu_count() or 1) * since_boot + 1
+
+
 def test_a_site_on_a_slow_line_waits_for_nobody_until_it_is_fast_again(
     transfers: Transfers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turns, "JUDGED_S", 0.0)
-    transfers.begin("slow", fast=False)
+    transfers.begin("slow", moved=0)
     transfers.wait_going("slow")
     transfers.end("slow")
     transfers.wait_going()
