@@ -24,7 +24,8 @@ from coordinator.study_answers import StudyFits, StudyReport
 from site_agent.audit.left import Left, Update
 from site_agent.gateway.consent.rows import StudyRow
 from site_agent.gateway.policy_requests import Proposed
-from site_agent.gateway.requests import ServiceStatus, Waiting
+from site_agent.gateway.requests import Waiting
+from site_agent.gateway.service_requests import ServiceStatus
 from site_agent.page.pages import home_page, left_page, policy_page, waiting_page
 from site_agent.page.source import Here
 from site_agent.state.site import Site
