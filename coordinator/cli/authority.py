@@ -8,13 +8,9 @@ import typer
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, State
 from coordinator.cli.passphrases import Passphrase, passphrase_from, read
-from wardround.cli import Json, print_json, say
+from wardround.cli import Json, group, print_json, say
 
-app = typer.Typer(
-    help="Keep the root's key away from the service, and roll over to a new intermediate or root.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+app = group("Keep the root's key away from the service, and roll over to a new intermediate or root.")
 Root = Annotated[Path, typer.Option(metavar="FILE", help="The root's key, as `export-root` wrote it.")]
 
 

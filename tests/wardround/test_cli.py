@@ -228,8 +228,8 @@ COORDINATOR, SITE, LAB = "coordinator.cli.main", "site_agent.cli.main", "fl_algo
     ("module", "words"),
     [
         (COORDINATOR, []), (COORDINATOR, ["study"]), (COORDINATOR, ["study", "new"]), (COORDINATOR, ["sites"]),
-        (SITE, []), (SITE, ["audit"]), (SITE, ["audit", "show"]), (SITE, ["status"]), (LAB, []), (LAB, ["tune"]),
-        (LAB, ["data", "skin"]),
+        (COORDINATOR, ["authority", "show"]), (SITE, []), (SITE, ["audit"]), (SITE, ["audit", "show"]),
+        (SITE, ["status"]), (LAB, []), (LAB, ["tune"]), (LAB, ["data", "skin"]),
     ],
 )  # fmt: skip
 def test_help_loads_nothing_that_only_a_command_needs(module: str, words: list[str]) -> None:
