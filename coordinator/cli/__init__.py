@@ -1,5 +1,5 @@
 """The commands of whoever runs the coordinator. Each asks and prints; none decides.
 
-Imports ``coordinator.requests`` and the answers, and the rest only inside a command. Refuses gRPC, the
-database and numpy at import: help answers at once.
+Imports ``wardround.cli`` and, inside a command alone, the requests and answers and whatever else that command needs.
+Refuses pydantic, gRPC, the database and numpy at import: help answers at once.
 """

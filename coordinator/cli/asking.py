@@ -8,22 +8,24 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from coordinator.answers import Answer
-from coordinator.journal_records import Proposed
-from coordinator.requests import FollowStudy, Request
 from wardround.errors import NeedsPerson, TryAgain, Unavailable
 from wardround.local.directory import quoted
 
+if TYPE_CHECKING:
+    from coordinator.answers import Answer
+    from coordinator.journal_records import Proposed
+    from coordinator.requests import Request
+
 ANSWER_S = 120
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound="Answer")
 Progress = Callable[[object], None]  # gets plain JSON, as it comes over the control socket
 
 
 def ask(
     state: Path,
-    request: Request,
+    request: "Request",
     answer: type[A],
     *,
     progress: Progress = lambda item: None,
@@ -42,6 +44,7 @@ def ask(
         Unavailable: the service does not answer, or does not run and ``request`` needs it.
         WardroundError: what the command itself raises.
     """
+    from coordinator.requests import FollowStudy
     from wardround.local import control, directory
     from wardround.local.person import who
 
@@ -69,6 +72,8 @@ def ask(
 
 def _answered(document: object, answer: type[A]) -> A:
     """Raises Waits: a second person must give the command too."""
+    from coordinator.journal_records import Proposed
+
     if isinstance(document, dict) and document.keys() == Proposed.model_fields.keys():
         raise waits(Proposed.from_document(document))
     return answer.from_document(document)
@@ -78,7 +83,7 @@ class Waits(NeedsPerson):
     """The command is a proposal, and did nothing."""
 
 
-def waits(proposed: Proposed) -> Waits:
+def waits(proposed: "Proposed") -> Waits:
     """What the first person is told: that nothing is done, and what the second person types."""
     beside = f"; {proposed.beside}" if proposed.beside else ""
     return Waits(
@@ -101,7 +106,7 @@ def refuse_no_coordinator(state: Path) -> None:
         )
 
 
-def _answer_here(state: Path, request: Request, progress: Progress) -> object:
+def _answer_here(state: Path, request: "Request", progress: Progress) -> object:
     from coordinator.administration import Administration
     from coordinator.context import Context, raise_fatal
     from coordinator.state_directory import State

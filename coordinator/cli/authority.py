@@ -8,28 +8,18 @@ import typer
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, State
 from coordinator.cli.passphrases import Passphrase, passphrase_from, read
-from coordinator.member_answers import AuthorityStatus, IntermediateRequested, Noted
-from coordinator.requests import (
-    InstallIntermediate,
-    LeaveRoot,
-    NoteRootExport,
-    RequestIntermediate,
-    RetireRoot,
-    ShowAuthority,
-)
-from wardround.cli import Json, print_json, say
+from wardround.cli import Json, group, print_json, say
 
-app = typer.Typer(
-    help="Keep the root's key away from the service, and roll over to a new intermediate or root.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+app = group("Keep the root's key away from the service, and roll over to a new intermediate or root.")
 Root = Annotated[Path, typer.Option(metavar="FILE", help="The root's key, as `export-root` wrote it.")]
 
 
 @app.command()
 def show(state: State, json: Json = False) -> None:
     """What signs the sites' certificates, and which sites have not renewed since the newest root came."""
+    from coordinator.member_answers import AuthorityStatus
+    from coordinator.requests import ShowAuthority
+
     status = ask(state, ShowAuthority(), AuthorityStatus)
     if json:
         print_json(status.document())
@@ -49,8 +39,10 @@ def export_root(
     force: Force = False,
 ) -> None:
     """Write the root's key to a file under a passphrase, and let an intermediate sign in its place."""
+    from coordinator.member_answers import AuthorityStatus, Noted
     from coordinator.members.authority import Authority
     from coordinator.members.roots import RootFile, root_in_service
+    from coordinator.requests import LeaveRoot, NoteRootExport
     from coordinator.state_directory import State as Place
     from wardround.local import outputs
 
@@ -74,6 +66,8 @@ def request(
     force: Force = False,
 ) -> None:
     """Ask for the certificate of a new intermediate. Its key is made here and stays here."""
+    from coordinator.member_answers import IntermediateRequested
+    from coordinator.requests import RequestIntermediate
     from wardround.local import outputs
 
     refuse_no_coordinator(state)
@@ -138,6 +132,9 @@ def install(
     certificate: Annotated[Path, typer.Argument(metavar="FILE", help="What `sign` wrote.")],
 ) -> None:
     """Take a new intermediate into service, and its root if that is a new one. No connection ends."""
+    from coordinator.member_answers import AuthorityStatus
+    from coordinator.requests import InstallIntermediate
+
     refuse_no_coordinator(state)
     status = ask(state, InstallIntermediate(bundle=read(certificate).decode(errors="replace")), AuthorityStatus)
     say(f"Another intermediate signs from now on, until {status.expires}")
@@ -154,6 +151,9 @@ def retire(
     ] = False,
 ) -> None:
     """Trust the newest root alone."""
+    from coordinator.member_answers import AuthorityStatus
+    from coordinator.requests import RetireRoot
+
     status = ask(state, RetireRoot(anyway=anyway), AuthorityStatus)
     say(f"Only root {status.roots[0].fingerprint} is trusted from now on")
     for site in status.behind:

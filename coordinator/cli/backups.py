@@ -1,15 +1,16 @@
 """``coordinator backup`` and ``restore``: a copy of the state while it serves, and the way back for all sites."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.answers import SnapshotMade, StudyRenewed
 from coordinator.cli.asking import ask, refuse_no_coordinator, waits
 from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
-from coordinator.requests import MakeSnapshot, RenewStudy
 from wardround.cli import say
+
+if TYPE_CHECKING:
+    from coordinator.answers import StudyRenewed
 
 SNAPSHOT_S = 600  # it copies the database, and nothing else
 
@@ -19,6 +20,9 @@ def backup(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="The new folder to make, on another disk.")],
 ) -> None:
     """Copy the whole state to a new folder, while the service runs or not. It holds the keys: encrypt the copy."""
+    from coordinator.answers import SnapshotMade
+    from coordinator.requests import MakeSnapshot
+
     refuse_no_coordinator(state)
     from coordinator import backups
     from coordinator.state_directory import State as Place
@@ -70,10 +74,13 @@ def restore(
 
 def renew_one(state: Path, study: str) -> None:
     """Begin a new revision of one study, and say what it is."""
+    from coordinator.answers import StudyRenewed
+    from coordinator.requests import RenewStudy
+
     _say_renewed(ask(state, RenewStudy(study=study), StudyRenewed))
 
 
-def _say_renewed(made: StudyRenewed) -> None:
+def _say_renewed(made: "StudyRenewed") -> None:
     begins = f"the model of round {made.model}" if made.model else "its first model"
     say(f"Study `{made.id}`, revision {made.revision}: begins from {begins}, {made.rounds} rounds")
     print(f"{made.id} {made.study_digest}", flush=True)

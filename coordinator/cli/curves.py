@@ -7,8 +7,6 @@ import typer
 
 from coordinator.cli.asking import ask
 from coordinator.cli.options import State
-from coordinator.requests import ShowReport
-from coordinator.study_answers import StudyReport
 from wardround.cli import say
 from wardround.errors import BadData
 
@@ -25,8 +23,10 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")] = False,
 ) -> None:
     """Write a study's learning curves for another tool: each site's metrics by round. Nothing is sent anywhere."""
+    from coordinator.requests import ShowReport
     from coordinator.studies.curves import curves
     from coordinator.studies.metrics import metrics_of
+    from coordinator.study_answers import StudyReport
     from fl_algorithms.tracking import to_mlflow, to_tensorboard
     from wardround.local import durable, outputs
 

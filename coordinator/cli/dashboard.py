@@ -7,7 +7,6 @@ import typer
 
 from coordinator.cli.asking import refuse_no_coordinator
 from coordinator.cli.options import State
-from coordinator.requests import READ_SOCKET
 from wardround.cli import Certificate, Key, LogFormat, Origin, PasswordFile, group, new_password, say, say_next
 from wardround.errors import NeedsPerson, UsageProblem
 
@@ -51,6 +50,7 @@ def serve(
 ) -> None:
     """Serve the dashboard until SIGTERM. Prints `ready URL`. It asks the running service, and changes nothing."""
     from coordinator.dashboard.application import run
+    from coordinator.requests import READ_SOCKET
     from wardround.local.logs import use_format
     from wardround.web.serving import begin, place
 

@@ -2,11 +2,8 @@
 
 import typer
 
-from coordinator.answers import SiteList, StudyList
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import State
-from coordinator.member_answers import AuthorityStatus
-from coordinator.requests import ListSites, ListStudies, ShowAuthority
 from wardround.cli import Json
 from wardround.errors import NeedsPerson
 
@@ -15,6 +12,10 @@ def doctor(state: State, json: Json = False) -> None:
     """Look for what keeps the federation from being served: cause and fix, a line each. Changes nothing. Exits 78 if
     there is a problem.
     """
+    from coordinator.answers import SiteList, StudyList
+    from coordinator.member_answers import AuthorityStatus
+    from coordinator.requests import ListSites, ListStudies, ShowAuthority
+
     refuse_no_coordinator(state)
     from coordinator.doctor import Answers, examine
     from coordinator.state_directory import State as Place

@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.answers import StudyEdited
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.initial import has_torch, make_initial
 from coordinator.cli.options import State
-from coordinator.requests import EditStudy, ShowReport
-from coordinator.study_answers import StudyReport
 from wardround.cli import say
 from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from coordinator.answers import StudyEdited
     from fl_algorithms.study import ResolvedStudy
 
 ROUNDS = "study.rounds"
@@ -39,6 +37,8 @@ def edit(
 
     It goes on from the newest model, with the rounds that are left; with --set study.rounds=N, with N rounds more.
     """
+    from coordinator.answers import StudyEdited
+    from coordinator.requests import EditStudy
     from coordinator.studies import editing
     from fl_algorithms.resolving import resolve
     from wardround.records import study as study_files
@@ -65,6 +65,8 @@ def edit(
 
 
 def _present(state: Path, study: str) -> "ResolvedStudy":
+    from coordinator.requests import ShowReport
+    from coordinator.study_answers import StudyReport
     from fl_algorithms.study import ResolvedStudy
     from wardround.records.study import StudyFile
 
@@ -72,7 +74,7 @@ def _present(state: Path, study: str) -> "ResolvedStudy":
     return ResolvedStudy(StudyFile.from_document(report.study, study))
 
 
-def _say_edited(made: StudyEdited) -> None:
+def _say_edited(made: "StudyEdited") -> None:
     print(f"{made.id} {made.study_digest}", flush=True)
     begins = f"the model of round {made.model}" if made.model else "its first model"
     say(f"Study `{made.id}`, revision {made.revision}: begins from {begins}, {made.rounds} rounds")

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,11 +11,12 @@ from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, State
 from coordinator.cli.printing import print_table
 from coordinator.cli.second_person import waiting as proposals
-from coordinator.journal_records import JournalCopied, JournalEntry, Known, WaitingRow
-from coordinator.requests import CopyJournal
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, UsageProblem
 from wardround.terminal import escaped
+
+if TYPE_CHECKING:
+    from coordinator.journal_records import JournalCopied, JournalEntry, Known, WaitingRow
 
 WIDTH = 160  # of a table where nobody looks at a terminal
 LAST = 50
@@ -131,7 +132,10 @@ def _refuse_other_beginning(file: Path, lines: list[str], key: bytes, earlier: P
             raise BadData(f"line {number} of {file} is not line {number} of {earlier}, which was signed earlier")
 
 
-def _copied(state: Path) -> tuple[list[str], JournalCopied]:
+def _copied(state: Path) -> "tuple[list[str], JournalCopied]":
+    from coordinator.journal_records import JournalCopied
+    from coordinator.requests import CopyJournal
+
     lines: list[str] = []
 
     def keep(item: object) -> None:
@@ -141,13 +145,15 @@ def _copied(state: Path) -> tuple[list[str], JournalCopied]:
     return lines, ask(state, CopyJournal(), JournalCopied, progress=keep)
 
 
-def _names(found: list[JournalEntry], entry: JournalEntry) -> set[object]:
+def _names(found: "list[JournalEntry]", entry: "JournalEntry") -> set[object]:
     """The study's or site's name that an entry, or the one that began it, has."""
     told = entry.about if entry.of is None else found[entry.of - 1].about
     return {told.get(name) for name in ("study", "site", "name")}
 
 
-def _row(entry: JournalEntry, ends: Mapping[object, JournalEntry], waiting: dict[int, WaitingRow]) -> tuple[str, ...]:
+def _row(
+    entry: "JournalEntry", ends: "Mapping[object, JournalEntry]", waiting: "dict[int, WaitingRow]"
+) -> tuple[str, ...]:
     end = ends.get(entry.number)
     if entry.event == "proposed":
         came = _became(entry, end, waiting)
@@ -161,7 +167,7 @@ def _row(entry: JournalEntry, ends: Mapping[object, JournalEntry], waiting: dict
     return str(entry.number), when, entry.by.text, entry.act, _told(entry), came
 
 
-def _became(entry: JournalEntry, end: JournalEntry | None, waiting: dict[int, WaitingRow]) -> str:
+def _became(entry: "JournalEntry", end: "JournalEntry | None", waiting: "dict[int, WaitingRow]") -> str:
     """What became of a proposal. ``end``: the line that carries it out or takes it back."""
     if end is not None:
         return f"taken back by {end.by.text}" if end.event == "taken_back" else f"second person: line {end.number}"
@@ -169,11 +175,11 @@ def _became(entry: JournalEntry, end: JournalEntry | None, waiting: dict[int, Wa
     return "lapsed" if row is None else f"waits for a second person until {row.until}"
 
 
-def _told(entry: JournalEntry) -> str:
+def _told(entry: "JournalEntry") -> str:
     """What an entry is about; digests by their beginning."""
     return ", ".join(f"{name} {_short(name, value)}" for name, value in entry.about.items() if value != "")
 
 
-def _short(name: str, value: Known) -> str:
+def _short(name: str, value: "Known") -> str:
     text = str(value)
     return f"{text[:12]}…" if len(text) == DIGEST and name.endswith(("digest", "sha256")) else escaped(text)

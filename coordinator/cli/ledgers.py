@@ -7,8 +7,6 @@ import typer
 
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Force, State
-from coordinator.member_answers import ReceiptsCopied, RolledOver
-from coordinator.requests import CopyReceipts, RollOver
 from wardround.cli import say
 
 
@@ -19,6 +17,8 @@ def receipts(
     force: Force = False,
 ) -> None:
     """Write every receipt of a site to a file, for an auditor to compare with the site's ledger."""
+    from coordinator.member_answers import ReceiptsCopied
+    from coordinator.requests import CopyReceipts
     from wardround.local import outputs
     from wardround.signing import canonical
 
@@ -40,6 +40,9 @@ def rollover(
     state: State,
 ) -> None:
     """Accept the new ledger of a site in place of the old one. First ask its people why, by a way that you trust."""
+    from coordinator.member_answers import RolledOver
+    from coordinator.requests import RollOver
+
     answer = ask(state, RollOver(site=site, ledger=ledger), RolledOver)
     say(f"Site `{site}` keeps ledger {answer.ledger} from now on")
     if answer.before:

@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from coordinator.answers import InvitationMade, Revoked, SiteList
 from coordinator.cli.asking import Waits, ask
 from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
-from coordinator.requests import Invite, ListSites, Revoke
 from wardround.cli import Json, print_json, say
 from wardround.errors import UsageProblem
 from wardround.local.durable import make_folder
@@ -30,6 +28,8 @@ def invite(
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
 ) -> None:
     """Print an invitation for each site, to be used once. It is a secret: send it by a way that you trust."""
+    from coordinator.answers import InvitationMade
+    from coordinator.requests import Invite
     from wardround.local import outputs
 
     seconds = _seconds(expires)
@@ -63,6 +63,9 @@ def invite(
 
 def sites(state: State, as_json: Json = False) -> None:
     """List the sites: invited, enrolled, connected, ready or revoked."""
+    from coordinator.answers import SiteList
+    from coordinator.requests import ListSites
+
     answer = ask(state, ListSites(), SiteList)
     if as_json:
         print_json(answer.document())
@@ -87,6 +90,9 @@ def sites(state: State, as_json: Json = False) -> None:
 
 def revoke(site: Annotated[str, typer.Argument(help="The site to refuse from now on.")], state: State) -> None:
     """Refuse a site from its next call on, and end the calls that it has under way."""
+    from coordinator.answers import Revoked
+    from coordinator.requests import Revoke
+
     answer = ask(state, Revoke(site=site), Revoked)
     if answer.was_enrolled:
         say(f"Site `{site}` is revoked")

@@ -3,18 +3,18 @@
 import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.asking import ask
 from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
-from coordinator.metric_answers import StudyMetrics
-from coordinator.requests import ShowReport
-from coordinator.study_answers import StudyReport
 from wardround.cli import Json, print_json, say
 from wardround.errors import UsageProblem
+
+if TYPE_CHECKING:
+    from coordinator.metric_answers import StudyMetrics
 
 MEAN = "all sites"
 BARS = "▁▂▃▄▅▆▇█"
@@ -39,7 +39,9 @@ def metrics(
 
     With secure aggregation nobody knows a site's numbers: it shows the mean over all rows of the sites in each sum.
     """
+    from coordinator.requests import ShowReport
     from coordinator.studies.metrics import metrics_of
+    from coordinator.study_answers import StudyReport
 
     known = metrics_of(ask(state, ShowReport(study=study), StudyReport))
     names = _chosen(known, metric)
@@ -55,7 +57,7 @@ def metrics(
         print_metrics(known, names, every=every)
 
 
-def _chosen(known: StudyMetrics, wanted: list[str] | None) -> tuple[str, ...]:
+def _chosen(known: "StudyMetrics", wanted: list[str] | None) -> tuple[str, ...]:
     """Raises UsageProblem: a metric that the study does not report."""
     for name in wanted or []:
         if name not in known.metrics:
@@ -65,7 +67,7 @@ def _chosen(known: StudyMetrics, wanted: list[str] | None) -> tuple[str, ...]:
     return tuple(wanted or known.metrics)
 
 
-def csv_rows(known: StudyMetrics, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def csv_rows(known: "StudyMetrics", names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """One row for each number that a site reported, as it was sent; see ``HEADS``. Of sums one for each, whose site is
     "sum of N"."""
     if known.sums_alone:
@@ -86,7 +88,7 @@ def csv_rows(known: StudyMetrics, names: Sequence[str]) -> Iterator[tuple[str, .
                 )  # fmt: skip
 
 
-def print_sums(known: StudyMetrics, names: Sequence[str], *, every: bool) -> None:
+def print_sums(known: "StudyMetrics", names: Sequence[str], *, every: bool) -> None:
     """One table for each metric, of its means over the sites in each sum."""
     about = f"{known.id}, revision {known.revision}"
     print(f"{about}: sums over {known.summed} hospitals of each model; model 0 is the initial one")
@@ -99,7 +101,7 @@ def print_sums(known: StudyMetrics, names: Sequence[str], *, every: bool) -> Non
     )
 
 
-def print_metrics(known: StudyMetrics, names: Sequence[str], *, every: bool = False) -> None:
+def print_metrics(known: "StudyMetrics", names: Sequence[str], *, every: bool = False) -> None:
     """One table for each metric: a row for each site, or with ``every`` a row for each model."""
     if known.sums_alone:
         print_sums(known, names, every=every)

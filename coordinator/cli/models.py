@@ -10,10 +10,7 @@ import typer
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.initial import LAB, has_torch, line_after
 from coordinator.cli.options import Force, State
-from coordinator.member_answers import Noted
 from coordinator.models import Which
-from coordinator.requests import NoteModelExport, ShowReport
-from coordinator.study_answers import StudyReport
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import NeedsPerson
 from wardround.local import outputs
@@ -39,9 +36,12 @@ def export_model(
 
     Without torch here, the program is written elsewhere: `fl-lab program DIR`.
     """
+    from coordinator.member_answers import Noted
     from coordinator.models.export import chosen, export
+    from coordinator.requests import NoteModelExport, ShowReport
     from coordinator.state_directory import State as Place
     from coordinator.storage.blobs import Blobs
+    from coordinator.study_answers import StudyReport
 
     refuse_no_coordinator(state)
     out = outputs.folder(out, force=force, keep=[state]).resolve()

@@ -2,9 +2,12 @@
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from coordinator.answers import StudyList
-from coordinator.study_answers import AttemptReport, SiteFit, SiteStatus, StudyFits, StudyReport, StudyStatus
+if TYPE_CHECKING:
+    from coordinator.answers import StudyList
+    from coordinator.study_answers import AttemptReport, SiteFit, SiteStatus, StudyFits, StudyReport, StudyStatus
+
 
 LATE = "late"
 STEPS = {
@@ -16,7 +19,7 @@ STEPS = {
 }
 
 
-def print_progress(status: StudyStatus) -> None:
+def print_progress(status: "StudyStatus") -> None:
     """One line that says how the study stands."""
     where = "closing" if status.closing else f"round {status.round}/{status.rounds}"
     attempt = f" (attempt {status.attempt})" if status.attempt > 1 else ""
@@ -24,7 +27,7 @@ def print_progress(status: StudyStatus) -> None:
     print(f"{status.state}  {where}{attempt}  {sites}", flush=True)
 
 
-def print_status(status: StudyStatus) -> None:
+def print_status(status: "StudyStatus") -> None:
     """The study, its sites in a table, and what is not as the sites expect."""
     from wardround.records.assignment import ATTEMPTS_APPROVED
 
@@ -67,14 +70,14 @@ def print_status(status: StudyStatus) -> None:
         print(f"not in every round: {', '.join(status.incomplete)}")
 
 
-def _site(name: str, site: SiteStatus, rounds: int) -> tuple[str, ...]:
+def _site(name: str, site: "SiteStatus", rounds: int) -> tuple[str, ...]:
     seconds = "" if site.seconds is None else f"{site.seconds:.1f}"
     approved = "yes" if site.ready else "no"
     contributed = "evaluates" if site.evaluates else f"{len(site.rounds_contributed)}/{rounds}"
     return name, approved, _data(site.fit), site.state, contributed, seconds, site.code
 
 
-def _data(fit: SiteFit | None) -> str:
+def _data(fit: "SiteFit | None") -> str:
     if fit is None:
         return ""
     return f"fits, {fit.rows}" if fit.fits else "does not fit"
@@ -84,7 +87,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def print_studies(studies: StudyList) -> None:
+def print_studies(studies: "StudyList") -> None:
     """The list, and why the paused ones are."""
     rows = [
         (
@@ -99,7 +102,7 @@ def print_studies(studies: StudyList) -> None:
             print(f"{row.id}: {row.why}")
 
 
-def print_fits(fits: StudyFits) -> None:
+def print_fits(fits: "StudyFits") -> None:
     """Each site's word, and how many have given one."""
     print_table(("site", "data", "rows", "said"), [(name, *_fit(site)) for name, site in fits.sites.items()])
     said = [site for site in fits.sites.values() if site is not None]
@@ -109,13 +112,13 @@ def print_fits(fits: StudyFits) -> None:
         print(f"numbers of rows are {fits.counts}, as the study says")
 
 
-def _fit(site: SiteFit | None) -> tuple[str, str, str]:
+def _fit(site: "SiteFit | None") -> tuple[str, str, str]:
     if site is None:
         return "not said", "", ""
     return ("fits", str(site.rows), site.said) if site.fits else ("does not fit", "", site.said)
 
 
-def print_report(report: StudyReport) -> None:
+def print_report(report: "StudyReport") -> None:
     """The status, the limits, and every attempt at every round in a table."""
     print_status(report)
     for limit in report.limits:
@@ -141,7 +144,7 @@ def print_table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], width: 
     ).print(table)
 
 
-def _attempt(row: AttemptReport) -> tuple[str, ...]:
+def _attempt(row: "AttemptReport") -> tuple[str, ...]:
     return (
         "closing" if row.closing else f"{row.round}.{row.attempt}",
         row.outcome,

@@ -1,17 +1,18 @@
 """``coordinator second-person``: what waits for a second person, and which commands need one."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coordinator.cli.asking import ask
 from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
-from coordinator.journal_records import SecondPersonApplied, WaitingList, WaitingRow
-from coordinator.requests import ApplySecondPerson, ListWaiting, TakeBack
 from wardround.cli import Json, group, print_json, say
 from wardround.terminal import escaped
+
+if TYPE_CHECKING:
+    from coordinator.journal_records import WaitingList, WaitingRow
 
 WIDTH = 160  # of a table where nobody looks at a terminal
 DIGEST = 64  # hex digits
@@ -43,6 +44,9 @@ def take_back(
     number: Annotated[int, typer.Argument(metavar="LINE", help="The proposal's line in the journal.")], state: State
 ) -> None:
     """Let a proposal count no more. Whoever may give commands here may do so; the journal names the person."""
+    from coordinator.journal_records import WaitingRow
+    from coordinator.requests import TakeBack
+
     row = ask(state, TakeBack(number=number), WaitingRow)
     say(f"{row.what}, proposed by {row.by} in line {row.proposal}, is taken back")
 
@@ -53,16 +57,22 @@ def apply(state: State) -> None:
 
     More commands than before, or a shorter time, need no such step: they are in force when the service starts.
     """
+    from coordinator.journal_records import SecondPersonApplied
+    from coordinator.requests import ApplySecondPerson
+
     answer = ask(state, ApplySecondPerson(), SecondPersonApplied)
     say(f"need a second person from now on: {', '.join(answer.needed_for) or 'no commands'}")
 
 
-def waiting(state: Path) -> WaitingList:
+def waiting(state: Path) -> "WaitingList":
     """What waits, as the coordinator says."""
+    from coordinator.journal_records import WaitingList
+    from coordinator.requests import ListWaiting
+
     return ask(state, ListWaiting(), WaitingList)
 
 
-def said(row: WaitingRow) -> str:
+def said(row: "WaitingRow") -> str:
     """What the second person agrees to; digests by their beginning."""
     return ", ".join(f"{name} {_short(str(value))}" for name, value in row.about.items() if value != "")
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coordinator.cli.options import Blobs, Database, DatabasePassword, State, password_from
-from coordinator.journal_records import Known
 from wardround.cli import LogFormat, Metrics, Traces, say
 from wardround.errors import UsageProblem
 
 if TYPE_CHECKING:
+    from coordinator.journal_records import Known
     from coordinator.state_directory import State as Place
 
 
@@ -36,7 +36,7 @@ def init(
     say("next: `coordinator serve`, then `coordinator invite SITE`")
 
 
-def write_journal(place: "Place", act: str, about: dict[str, Known]) -> None:
+def write_journal(place: "Place", act: str, about: "dict[str, Known]") -> None:
     """Write into the operator's journal what this command has done to the state directory itself."""
     from coordinator.context import leading_store
     from coordinator.journal import Journal

@@ -8,8 +8,6 @@ import typer
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import Blobs, Force, State
 from coordinator.cli.passphrases import Passphrase, passphrase_from, read
-from coordinator.member_answers import Noted
-from coordinator.requests import NoteExport
 from wardround.cli import group, say
 
 app = group("Make a second coordinator, which waits on the same database and takes over.")
@@ -24,6 +22,8 @@ def export_file(
 ) -> None:
     """Write this coordinator's keys and settings to a file under a passphrase, for the machine of the standby."""
     from coordinator import standby_file
+    from coordinator.member_answers import Noted
+    from coordinator.requests import NoteExport
     from coordinator.state_directory import State as Place
     from wardround.local import outputs
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coordinator.answers import StudyCreated, StudyList
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.backups import renew_one
 from coordinator.cli.edit import edit
@@ -17,23 +16,12 @@ from coordinator.cli.new_study import new
 from coordinator.cli.options import Force, State
 from coordinator.cli.printing import print_fits, print_progress, print_report, print_status, print_studies
 from coordinator.cli.second_person import waiting
-from coordinator.requests import (
-    ArchiveStudy,
-    CreateStudy,
-    FollowStudy,
-    ListStudies,
-    ShowFits,
-    ShowReport,
-    ShowStatus,
-    StartStudy,
-    StopStudy,
-)
-from coordinator.study_answers import StudyFits, StudyReport, StudyStatus
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.signing import canonical
 
 if TYPE_CHECKING:
+    from coordinator.study_answers import StudyStatus
     from fl_algorithms.study import ResolvedStudy
 
 RESOLVED = ".json"
@@ -81,6 +69,9 @@ def create(
     setting: Setting = None,
 ) -> None:
     """Offer a study to its sites. Prints its id and its digest."""
+    from coordinator.answers import StudyCreated
+    from coordinator.requests import CreateStudy
+
     refuse_no_coordinator(state)
     study = _resolved(file, setting) if file.suffix != RESOLVED else resolved_elsewhere(file, initial, setting)
     with tempfile.TemporaryDirectory(prefix="wardround-initial-") as folder:
@@ -103,18 +94,27 @@ def create(
 @app.command()
 def start(study: Study, state: State) -> None:
     """Start a study, or continue a paused one. It begins when all its sites are ready."""
+    from coordinator.requests import StartStudy
+    from coordinator.study_answers import StudyStatus
+
     _say_state(ask(state, StartStudy(study=study), StudyStatus))
 
 
 @app.command()
 def stop(study: Study, state: State) -> None:
     """Stop a study for good. The models made so far stay."""
+    from coordinator.requests import StopStudy
+    from coordinator.study_answers import StudyStatus
+
     _say_state(ask(state, StopStudy(study=study), StudyStatus))
 
 
 @app.command()
 def archive(study: Study, state: State) -> None:
     """Tell no site of an ended study any more. Its models, receipts and report stay here."""
+    from coordinator.requests import ArchiveStudy
+    from coordinator.study_answers import StudyStatus
+
     status = ask(state, ArchiveStudy(study=study), StudyStatus)
     say(f"Study `{study}`, which is {status.state}, is archived: no site is told of it, and `study list` leaves it out")
     say(f"next: `coordinator study report {study}` still shows it")
@@ -127,6 +127,9 @@ def list_studies(
     archived: Annotated[bool, typer.Option("--archived", help="Show the archived ones too.")] = False,
 ) -> None:
     """List the studies."""
+    from coordinator.answers import StudyList
+    from coordinator.requests import ListStudies
+
     answer = ask(state, ListStudies(archived=archived), StudyList)
     print_json(answer.document()) if as_json else print_studies(answer)
 
@@ -149,6 +152,9 @@ def status(
     ] = False,
 ) -> None:
     """Show how a study stands. With --follow, exits 3 if it finished without some sites, 78 if it paused."""
+    from coordinator.requests import FollowStudy, ShowStatus
+    from coordinator.study_answers import StudyStatus
+
     if not follow:
         now = ask(state, ShowStatus(study=study), StudyStatus)
         if as_json:
@@ -176,6 +182,9 @@ def status(
 @app.command()
 def fit(study: Study, state: State, as_json: Json = False) -> None:
     """Show whose data fits a study, as far as the sites have said so with `site-agent data fit`."""
+    from coordinator.requests import ShowFits
+    from coordinator.study_answers import StudyFits
+
     fits = ask(state, ShowFits(study=study), StudyFits)
     print_json(fits.document()) if as_json else print_fits(fits)
 
@@ -194,6 +203,8 @@ def report(
     force: Force = False,
 ) -> None:
     """Show which site contributed to which round, or write it as a page. Exits 3 if it finished without some sites."""
+    from coordinator.requests import ShowReport
+    from coordinator.study_answers import StudyReport
     from wardround.local import outputs
 
     refuse_no_coordinator(state)
@@ -239,7 +250,7 @@ def resolved_elsewhere(file: Path, initial: Path | None, settings: list[str] | N
         raise BadData(f"{file.name} is no resolved study: {error.message}", hint=error.hint) from None
 
 
-def _say_state(status: StudyStatus) -> None:
+def _say_state(status: "StudyStatus") -> None:
     not_ready = [name for name, site in status.sites.items() if not site.ready]
     waiting = f" for {', '.join(not_ready)} to approve it" if status.state == "waiting" and not_ready else ""
     say(f"Study `{status.id}` is {status.state}{waiting}")
@@ -249,7 +260,7 @@ def _say_state(status: StudyStatus) -> None:
     say(f"next: `coordinator study status {status.id} --follow`")
 
 
-def _exit_incomplete(status: StudyStatus) -> None:
+def _exit_incomplete(status: "StudyStatus") -> None:
     if status.incomplete:
         say(f"Finished without some sites in some rounds: {', '.join(status.incomplete)}")
         raise typer.Exit(INCOMPLETE)

@@ -9,7 +9,6 @@ import typer
 from coordinator.cli.asking import ask, refuse_no_coordinator
 from coordinator.cli.options import State
 from coordinator.cli.printing import print_table
-from coordinator.requests import CloseSummary, CreateSummary, ListSummaries, ShowSummary
 from wardround.cli import Json, group, print_json, say
 from wardround.errors import UsageProblem
 
@@ -32,6 +31,7 @@ def create(
     state: State,
 ) -> None:
     """Offer a summary request to its sites. A person at each lets its figures leave, or nobody does."""
+    from coordinator.requests import CreateSummary
     from coordinator.summary_answers import SummaryCreated
     from wardround.records.summaries.request import load
 
@@ -50,6 +50,7 @@ def create(
 @app.command("list")
 def list_(state: State, as_json: Json = False) -> None:
     """List the summary requests."""
+    from coordinator.requests import ListSummaries
     from coordinator.summary_answers import SummaryList
 
     answer = ask(state, ListSummaries(), SummaryList)
@@ -59,6 +60,7 @@ def list_(state: State, as_json: Json = False) -> None:
 @app.command()
 def show(name: Name, state: State, as_json: Json = False) -> None:
     """Show what each site told for a summary request, and all together."""
+    from coordinator.requests import ShowSummary
     from coordinator.summary_answers import SummaryShown
 
     answer = ask(state, ShowSummary(name=name), SummaryShown)
@@ -68,6 +70,7 @@ def show(name: Name, state: State, as_json: Json = False) -> None:
 @app.command()
 def close(name: Name, state: State) -> None:
     """Offer a summary request no longer. What the sites told stays."""
+    from coordinator.requests import CloseSummary
     from coordinator.summary_answers import SummaryList
 
     ask(state, CloseSummary(name=name), SummaryList)
@@ -81,6 +84,7 @@ def draft(
     label: Annotated[str, typer.Option(metavar="COLUMN", help="What is to be predicted.")] = "",
 ) -> None:
     """Draft [task] of a study file from what the sites told. Units and plausible values are left for a person."""
+    from coordinator.requests import ShowSummary
     from coordinator.summary_answers import SummaryShown
     from fl_algorithms.settings.drafting import task_text
     from wardround.records.summaries.request import SummaryRequest

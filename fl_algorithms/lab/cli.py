@@ -1,6 +1,6 @@
 """`fl-lab`: try a study on one machine before a hospital is asked.
 
-Importing this needs no torch; each command imports it when it runs.
+Importing this loads no torch, pydantic or method: help answers at once, and each command imports what it needs.
 """
 
 import shlex
@@ -16,16 +16,13 @@ from fl_algorithms.lab.cli_partition import partition
 from fl_algorithms.lab.cli_program import model, program
 from fl_algorithms.lab.cli_schema import schema
 from fl_algorithms.lab.cli_tune import tune
-from fl_algorithms.resolving import resolve
-from fl_algorithms.study import ResolvedStudy
 from wardround.cli import Json, application, print_json, run, say
 from wardround.local import outputs
-from wardround.records import study as study_file
-from wardround.records.schema import toml_bytes
-from wardround.records.study import Named, PublicDataSection
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fl_algorithms.study import ResolvedStudy
 
 
 app = application("fl-lab", "Run a federated study in one process: the same methods, the same arithmetic, no network.")
@@ -75,7 +72,7 @@ def init(
 ) -> None:
     """Write a study's initial shared tensors, whose digest is part of the study's."""
     outputs.file(out, force=force, keep=[study])
-    resolved = resolve(study_file.load(study, setting, variant), source=study.name)
+    resolved = _resolved(study, setting, variant, lab=False)
     from fl_algorithms.engine.partition import specs_of
     from fl_algorithms.lab.federation import manifest, payload
     from wardround.tensors.files import file_header
@@ -119,6 +116,10 @@ def public_data(
     variant: VariantOption = "",
 ) -> None:
     """Read a set without patients as the study's task does, and print the [public_data] table that pins it."""
+    from fl_algorithms.study import ResolvedStudy
+    from wardround.records import study as study_file
+    from wardround.records.schema import toml_bytes
+
     loaded = ResolvedStudy(
         study_file.load(study, setting, variant).model_copy(update={"public_data": None}), study.name
     )
@@ -126,7 +127,7 @@ def public_data(
     from fl_algorithms.tasks.public_data import public_data_digest, read_public_data
 
     found = read_public_data(loaded, task_of(loaded), path)
-    section = PublicDataSection(digest=public_data_digest(path), rows=len(found.x))
+    section = study_file.PublicDataSection(digest=public_data_digest(path), rows=len(found.x))
     print(toml_bytes({"public_data": section.model_dump()}).decode(), end="")
     say(f"next: put this into {study}, and give every site a copy of {path.name}")
 
@@ -241,7 +242,7 @@ def size(
     as_json: Json = False,
 ) -> None:
     """Count each network's parameters, shared and private, and the operations of one answer."""
-    resolved = _resolved(study, setting, variant, alone=False)
+    resolved = _resolved(study, setting, variant)
     from fl_algorithms.lab import sizes
 
     found = sizes.sizes(resolved)
@@ -272,14 +273,20 @@ def plugins(as_json: Json = False) -> None:
     print_json(listing.overview()) if as_json else listing.print_overview(listing.brought())
 
 
-def _resolved(path: Path, settings: list[str] | None, variant: str, *, alone: bool) -> ResolvedStudy:
+def _resolved(
+    path: Path, settings: list[str] | None, variant: str, *, alone: bool = False, lab: bool = True
+) -> "ResolvedStudy":
+    """The study in a file; ``lab``: also one that only the lab can run."""
+    from fl_algorithms.resolving import resolve
+    from wardround.records import study as study_file
+
     study = study_file.load(path, settings, variant)
     if alone:
-        study = study.model_copy(update={"algorithm": Named(name="silo")})
-    return resolve(study, lab=True, source=path.name)
+        study = study.model_copy(update={"algorithm": study_file.Named(name="silo")})
+    return resolve(study, lab=lab, source=path.name)
 
 
-def _initial(study: ResolvedStudy, weights: Path | None, *, verbose: bool = True) -> "dict[str, Tensor]":
+def _initial(study: "ResolvedStudy", weights: Path | None, *, verbose: bool = True) -> "dict[str, Tensor]":
     """The study's initial model, from ``weights`` where they have it; ``verbose``: say what is from where."""
     if weights is None:
         from fl_algorithms.engine.partition import initial_model

@@ -1,4 +1,4 @@
-"""`fl-lab tune`: what it asks, and what it says at its end. Importing this needs no torch."""
+"""`fl-lab tune`: what it asks, and what it says at its end. Importing this loads no torch and no pydantic."""
 
 import shlex
 from pathlib import Path
@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from fl_algorithms.engine.hardware import DeviceName, Hardware
-from fl_algorithms.lab import space
 from wardround.cli import INTERRUPTED, say
 from wardround.errors import UsageProblem
 from wardround.local import outputs
-from wardround.records.schema import toml_value
 
 if TYPE_CHECKING:
     from fl_algorithms.lab.search import Found
@@ -51,7 +49,9 @@ def tune(
 ) -> None:  # fmt: skip
     """Search a study's settings on validation loss. No test row is read."""
     from fl_algorithms.lab import search as searching
+    from fl_algorithms.lab import space
     from fl_algorithms.lab.executors import cores
+    from wardround.records.schema import toml_value
 
     if not over:
         raise UsageProblem(
@@ -84,6 +84,8 @@ def tune(
 def _print_ranked(found: "Found") -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from wardround.records.schema import toml_value
 
     keys = list(found.trials[0].settings)
     table = Table("", "trial", *keys, title="Validation loss, the lowest first", title_justify="left")

@@ -88,6 +88,13 @@ _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 class _Group(TyperGroup):
     """Commands whose first sentence stands whole in the list of them; Click would cut it at the line's end."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As it is, without pydantic: Typer loads that to judge a flag that is None, in as long as help takes."""
+        for option in self.get_params(ctx):
+            if getattr(option, "is_bool_flag", False) and option.default is None:
+                option.default = False
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = [(name, command) for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))]
         with formatter.section("Commands"):

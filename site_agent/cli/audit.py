@@ -285,7 +285,7 @@ def copy_to_judge_by(state: Path, ledger: Path | None, receipts: Path | None, as
 def _ask(state: Path) -> None:
     """Raises Unavailable: the coordinator cannot be asked now."""
     from site_agent.cli.service import ask_service, joined
-    from site_agent.gateway.requests import FetchReceipts
+    from site_agent.gateway.service_requests import FetchReceipts
 
     here, _ = joined(state)
     if ask_service(here, FetchReceipts()) is None:

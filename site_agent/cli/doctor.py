@@ -10,7 +10,7 @@ from wardround.cli import Json
 from wardround.errors import NeedsPerson, WardroundError
 
 if TYPE_CHECKING:
-    from site_agent.gateway.requests import ServiceStatus
+    from site_agent.gateway.service_requests import ServiceStatus
     from site_agent.state.directory import SiteState
 
 
@@ -28,7 +28,7 @@ def doctor(state: State, json: Json = False) -> None:
 
 
 def _service(here: "SiteState") -> "ServiceStatus | None":
-    from site_agent.gateway.requests import Status
+    from site_agent.gateway.service_requests import Status
 
     try:
         return ask_service(here, Status())
@@ -37,7 +37,7 @@ def _service(here: "SiteState") -> "ServiceStatus | None":
 
 
 def _refresh(here: "SiteState") -> None:
-    from site_agent.gateway.requests import Refresh
+    from site_agent.gateway.service_requests import Refresh
 
     if ask_service(here, Refresh()) is None:
         from site_agent.gateway.setup import handler_alone

@@ -60,11 +60,11 @@ def _isolation(here: "SiteState", site: "Site") -> "Isolation":
     """What keeps the trainer apart now, by its own word."""
     from site_agent.audit.pack.page import Isolation
     from site_agent.doctor.trainer import words
-    from site_agent.gateway import requests
+    from site_agent.gateway import service_requests
     from site_agent.gateway.status import site_status
     from site_agent.state.directory import now_text
 
-    shown = site_status(here, site, ask_service(here, requests.Status()))
+    shown = site_status(here, site, ask_service(here, service_requests.Status()))
     return Isolation(
         now_text(), shown.isolation, tuple(map(words, shown.isolation_missing)),
         shown.users.gateway, shown.users.trainer, shown.users.separate, shown.users.root, shown.trainer_problem or "",

@@ -67,7 +67,7 @@ def ask_or_do(
 
 def refresh(here: "SiteState") -> None:
     """Bring the offers up to date. When the coordinator cannot be reached, say so and go on with what is known."""
-    from site_agent.gateway.requests import Refresh
+    from site_agent.gateway.service_requests import Refresh
 
     try:
         if ask_service(here, Refresh()) is None:

@@ -45,12 +45,12 @@ def studies(
 
 def status(state: State, json: Json = False) -> None:
     """Show who this site is, what isolates its trainer, and where it stands in each study."""
-    from site_agent.gateway import requests
+    from site_agent.gateway import service_requests
     from site_agent.gateway.status import site_status
     from site_agent.state import codec
 
     here, site = joined(state)
-    shown = site_status(here, site, ask_service(here, requests.Status()))
+    shown = site_status(here, site, ask_service(here, service_requests.Status()))
     if json:
         print_json(codec.to_document(shown))
         return

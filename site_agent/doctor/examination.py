@@ -13,7 +13,7 @@ from site_agent.doctor import network, place, studies, trainer
 from site_agent.gateway.consent.rows import study_rows
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import evidence
-from site_agent.gateway.requests import ServiceStatus
+from site_agent.gateway.service_requests import ServiceStatus
 from site_agent.state.consent import APPROVED
 from site_agent.state.directory import SiteState
 from site_agent.state.site import Site

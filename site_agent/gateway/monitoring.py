@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from site_agent.audit.left import LedgerReader, Left
 from site_agent.gateway.consent.rows import StudyRow, study_rows
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.requests import ServiceStatus
+from site_agent.gateway.service_requests import ServiceStatus
 from site_agent.state.directory import SiteState
 from wardround import __version__
 from wardround.signing.certificates import Name

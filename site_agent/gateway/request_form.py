@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from pydantic import ConfigDict
 
-from site_agent.gateway.consent.preview import Preview
 from site_agent.state import codec
 from site_agent.state.codec import STRICT
 from wardround.errors import BadData
+
+if TYPE_CHECKING:
+    from site_agent.gateway.consent.preview import Preview
 
 
 class Answer:
@@ -31,7 +33,7 @@ class Done(Answer):
     """It was done, and there is nothing to say of it."""
 
 
-A = TypeVar("A", bound=Answer | Preview)
+A = TypeVar("A", bound="Answer | Preview")
 
 
 class Request(Generic[A]):

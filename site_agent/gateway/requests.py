@@ -31,7 +31,8 @@ from pydantic import JsonValue, PlainSerializer, PlainValidator, ValidationError
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.peer_requests import CheckSum, ForgetPeer, GetPeers, KnowPeer
 from site_agent.gateway.policy_requests import GetProposed, TakeBackPolicy
-from site_agent.gateway.request_form import Answer, Done, Request
+from site_agent.gateway.request_form import Answer, Request
+from site_agent.gateway.service_requests import FetchReceipts, Refresh, Status
 from site_agent.state import codec
 from site_agent.state.person import KnownPerson
 from wardround.errors import UsageProblem
@@ -40,28 +41,6 @@ from wardround.records.summaries.figures import ColumnFigures
 
 ReleaseDecision = Literal["released", "rejected"]
 MeasuredTensor = Annotated[TensorRow, PlainValidator(TensorRow.from_document), PlainSerializer(TensorRow.document)]
-
-
-@dataclass(frozen=True)
-class ServiceStatus(Answer):
-    """How the service runs.
-
-    Attributes:
-        certificate_fork_since: since when the coordinator sees two holders of this site's keys; "" if it sees one.
-        trainer_problem: why its trainer does not answer now; "" while it does, or is not this service's child.
-    """
-
-    connected: bool
-    uid: int
-    certificate_fork_since: str
-    trainer_problem: str
-
-
-@dataclass(frozen=True)
-class Receipts(Answer):
-    """How many receipts the coordinator's copy has."""
-
-    receipts: int
 
 
 @dataclass(frozen=True)
@@ -210,27 +189,6 @@ class Left(Answer):
     """``unreported``: the studies whose withdrawal the coordinator was not told."""
 
     unreported: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Status(Request[ServiceStatus]):
-    """Answered at once."""
-
-    command = "status"
-
-
-@dataclass(frozen=True)
-class Refresh(Request[Done]):
-    """Fails where the coordinator is not reached."""
-
-    command = "refresh"
-
-
-@dataclass(frozen=True)
-class FetchReceipts(Request[Receipts]):
-    """Fails where the coordinator is not reached."""
-
-    command = "receipts"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from site_agent.gateway import peer_requests, policy_requests, requests
+from site_agent.gateway import peer_requests, policy_requests, requests, service_requests
 from site_agent.gateway.agent import Agent
 from site_agent.gateway.consent.preview import Preview
 from site_agent.gateway.consent.recorded import person_entry
@@ -94,23 +94,23 @@ class RequestDispatcher:
         """The answer to one request, both as JSON. Raises UsageProblem: it is no request."""
         return self._answer(requests.request_from(document), progress).document()
 
-    def status(self) -> requests.ServiceStatus:
+    def status(self) -> service_requests.ServiceStatus:
         """How the service runs now."""
         agent = self._agent
-        return requests.ServiceStatus(
+        return service_requests.ServiceStatus(
             agent.connected, os.geteuid(), agent.certificate_fork_since, self._trainer_problem()
         )
 
     def _answer(self, request: requests.AnyRequest, progress: control.Reply) -> Answer | Preview:
         agent, handler = self._agent, self._agent.commands
         match request:
-            case requests.Status():
+            case service_requests.Status():
                 return self.status()
-            case requests.Refresh():
+            case service_requests.Refresh():
                 agent.refresh()
                 return Done()
-            case requests.FetchReceipts():
-                return requests.Receipts(agent.fetch_receipts())
+            case service_requests.FetchReceipts():
+                return service_requests.Receipts(agent.fetch_receipts())
             case requests.GetPreview(study, data):
                 return handler.preview(study, data)
             case requests.Approve(study, data, digest, by):

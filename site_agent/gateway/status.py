@@ -10,7 +10,7 @@ from site_agent import handoff
 from site_agent.gateway.consent.rows import StudyRow, study_rows
 from site_agent.gateway.enrolment.identity import Identity
 from site_agent.gateway.exit import evidence
-from site_agent.gateway.requests import ServiceStatus
+from site_agent.gateway.service_requests import ServiceStatus
 from site_agent.state.codec import STRICT
 from site_agent.state.directory import SiteState
 from site_agent.state.person import user_name

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from site_agent.audit.left import LedgerReader, Left
-from site_agent.gateway import requests
+from site_agent.gateway import service_requests
 from site_agent.gateway.consent.rows import StudyRow, study_rows
 from site_agent.gateway.policy_requests import NOTHING, GetProposed, Proposed
 from site_agent.gateway.request_form import A, Request
-from site_agent.gateway.requests import ServiceStatus
+from site_agent.gateway.service_requests import ServiceStatus
 from site_agent.state.directory import SiteState
 from site_agent.state.site import Site
 from wardround.errors import Unavailable, WardroundError
@@ -75,7 +75,7 @@ class Source:
     def service(self) -> ServiceStatus | None:
         """How the agent runs; None where it does not."""
         try:
-            return self.ask(requests.Status())
+            return self.ask(service_requests.Status())
         except Unavailable:
             return None
 

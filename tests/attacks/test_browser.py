@@ -24,7 +24,8 @@ from coordinator.study_answers import StudyFits, StudyReport
 from site_agent.audit.left import Left, Update
 from site_agent.gateway.consent.rows import StudyRow
 from site_agent.gateway.policy_requests import Proposed
-from site_agent.gateway.requests import ServiceStatus, Waiting
+from site_agent.gateway.requests import Waiting
+from site_agent.gateway.service_requests import ServiceStatus
 from site_agent.page.pages import home_page, left_page, policy_page, waiting_page
 from site_agent.page.source import Here
 from site_agent.state.site import Site
@@ -38,7 +39,7 @@ from wardround.local.rate_limit import BURST
 from wardround.pages import rendering
 from wardround.pages.blocks import Form, Page
 from wardround.records.ledger.entries import TensorRow
-from wardround.web import application, monitoring
+from wardround.web import application, metrics_server
 from wardround.web.application import Application, Moved, View, Visit
 from wardround.web.guard import Guard
 from wardround.web.live import Live
@@ -328,15 +329,15 @@ def test_log_without_end__by_forms_of_many_fields(
     assert capsys.readouterr().err.count("a page failed") < 2 * BURST
 
 
-@pytest.mark.attack(promise="P11", refused_by="proto/wardround/web/monitoring.py")
+@pytest.mark.attack(promise="P11", refused_by="proto/wardround/web/metrics_server.py")
 def test_hung_requests__for_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight connections say a byte now and then, and never what they want: nobody else was told of metrics or health,
     and whoever restarts a coordinator that does not say that it is healthy restarted it."""
-    monkeypatch.setattr(monitoring, "REQUEST_S", 0.5)
+    monkeypatch.setattr(metrics_server, "REQUEST_S", 0.5)
     at = f"127.0.0.1:{free_port()}"
     host, _, port = at.partition(":")
     with monitored(at, lambda: (), lambda: True), ExitStack() as open_:
-        hung = [open_.enter_context(socket.create_connection((host, int(port)))) for _ in range(monitoring.MOST)]
+        hung = [open_.enter_context(socket.create_connection((host, int(port)))) for _ in range(metrics_server.MOST)]
         for piece in (b"GET /healthz HTTP/1.1\r\n", *[b"a"] * 8):
             for connection in hung:
                 with suppress(BrokenPipeError, ConnectionResetError):

@@ -39,7 +39,15 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
             id="a command that asks the service",
         ),
         pytest.param(
-            "site_agent.trainer.listener", {"torch", "grpc", "numpy", "cryptography"}, id="the trainer's listener"
+            "site_agent.cli.status, site_agent.gateway.status, site_agent.gateway.service_requests",
+            {"google.protobuf", "wardround.records.ledger.entries", "site_agent.gateway.policy"},
+            id="status",
+        ),
+        pytest.param("site_agent.gateway.service", {"torch", "sqlalchemy", "http.server"}, id="the gateway"),
+        pytest.param(
+            "site_agent.trainer.listener",
+            {"torch", "grpc", "numpy", "cryptography", "google.protobuf"},
+            id="the trainer's listener",
         ),
     ],
 )

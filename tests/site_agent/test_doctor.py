@@ -22,8 +22,8 @@ from site_agent.doctor import examination, examine, network, place, studies, tra
 from site_agent.gateway.connection import diagnosis
 from site_agent.gateway.consent.rows import StudyRow
 from site_agent.gateway.enrolment.identity import Identity
-from site_agent.gateway.requests import ServiceStatus
 from site_agent.gateway.service import RequestDispatcher
+from site_agent.gateway.service_requests import ServiceStatus
 from site_agent.trainer.data import sources
 from tests.site_agent.fake_coordinator import Authority, FakeCoordinator
 from tests.site_agent.site_world import STUDY, SiteWorld

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from site_agent.gateway import requests
+from site_agent.gateway import requests, service_requests
 from site_agent.gateway.consent.account import Account, Group, Line
 from site_agent.gateway.consent.facts import facts
 from site_agent.gateway.consent.preview import Preview
@@ -79,7 +79,7 @@ RECORDS = (
     | st.builds(Endorsement, HEX, st.builds(TrainedData, TEXT, HEX), st.lists(PERSONS, max_size=2).map(tuple))
 )
 REQUESTS = st.one_of(
-    *(st.builds(kind) for kind in (requests.Status, requests.Refresh, requests.FetchReceipts))
+    *(st.builds(kind) for kind in (service_requests.Status, service_requests.Refresh, service_requests.FetchReceipts))
 ) | st.one_of(
     st.builds(requests.GetPreview, TEXT, TEXT),
     st.builds(requests.Approve, TEXT, TEXT, HEX, PERSONS),
@@ -102,9 +102,9 @@ TELLING = st.builds(
     requests.TellingColumn, TEXT, TEXT, TEXT, TEXT, st.lists(TEXT, max_size=2).map(tuple), FIGURES
 )  # fmt: skip
 ANSWERS = st.one_of(
-    st.builds(requests.ServiceStatus, st.booleans(), COUNT, TEXT),
+    st.builds(service_requests.ServiceStatus, st.booleans(), COUNT, TEXT),
     st.builds(Done),
-    st.builds(requests.Receipts, COUNT),
+    st.builds(service_requests.Receipts, COUNT),
     st.builds(requests.Approved, st.booleans(), COUNT, HEX, TEXT, TEXT),
     st.builds(requests.Withdrawn, st.booleans()),
     st.builds(requests.Fit, st.booleans(), COUNT),

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 
 from site_agent.gateway import agent as agents
-from site_agent.gateway.requests import ServiceStatus
+from site_agent.gateway.service_requests import ServiceStatus
 from site_agent.gateway.status import site_status
 from site_agent.gateway.trainer_process import TrainerApart, TrainerProcess
 from site_agent.handoff import HELLO_TIMEOUT_S, Trainer

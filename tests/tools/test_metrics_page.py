@@ -9,7 +9,7 @@ import pytest
 
 from coordinator import monitoring as coordinator
 from site_agent.gateway import monitoring as site
-from site_agent.gateway.requests import ServiceStatus
+from site_agent.gateway.service_requests import ServiceStatus
 from tests.coordinator.conftest import Place
 from tests.site_agent.site_world import STUDY, SiteWorld
 from tools.metrics_page import PAGE, TABLES, page

@@ -219,3 +219,24 @@ def test_an_error_that_cannot_be_said_keeps_its_exit_code(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sys, "stderr", Failing())
     assert run(monkeypatch, "fail", "ours") == errors.NeedsPerson.exit_code
+
+
+COORDINATOR, SITE, LAB = "coordinator.cli.main", "site_agent.cli.main", "fl_algorithms.lab.cli"
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (COORDINATOR, []), (COORDINATOR, ["study"]), (COORDINATOR, ["study", "new"]), (COORDINATOR, ["sites"]),
+        (COORDINATOR, ["authority", "show"]), (SITE, []), (SITE, ["audit"]), (SITE, ["audit", "show"]),
+        (SITE, ["status"]), (LAB, []), (LAB, ["tune"]), (LAB, ["data", "skin"]),
+    ],
+)  # fmt: skip
+def test_help_loads_nothing_that_only_a_command_needs(module: str, words: list[str]) -> None:
+    look = (
+        f"import sys\nfrom {module} import main\nsys.argv = ['program', *{words}, '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n"
+        "    print(end.code, {'pydantic', 'torch', 'grpc', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 set()"

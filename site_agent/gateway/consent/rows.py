@@ -6,7 +6,6 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from site_agent.gateway.consent.hindrances import hindrances
 from site_agent.handoff import Trainer
 from site_agent.state.codec import STRICT
 from site_agent.state.consent import Consent
@@ -60,6 +59,8 @@ def study_rows(here: SiteState, coordinator: str, *, ask_trainer: bool = True) -
         journal = journal if journal.study_digest == offer.digest else Journal(offer.study)
         changes = []
         if consent is not None:
+            from site_agent.gateway.consent.hindrances import hindrances  # with the policy and all that it judges
+
             changes = hindrances(here, coordinator, offer, consent, journal, ask_trainer=ask_trainer)
         rows.append(study_row(offer, consent, journal, changes))
     return rows

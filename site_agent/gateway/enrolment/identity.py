@@ -12,6 +12,7 @@ instant leaves one whole pair.
 import datetime
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -21,10 +22,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from site_agent.gateway.connection.proxy import Proxy, read_proxy
 from wardround.errors import BadData, NeedsPerson
 from wardround.local import durable
-from wardround.records.enrolment import IssuedCertificate
 from wardround.records.invitation import ago, stamp
 from wardround.signing import certificates, chains
 from wardround.signing.chains import Chain
+
+if TYPE_CHECKING:
+    from wardround.records.enrolment import IssuedCertificate
 
 CLOCK_WARNING = datetime.timedelta(minutes=5)
 CLOCK_ERROR = datetime.timedelta(hours=24)
@@ -203,7 +206,7 @@ def check_issued(
 
 
 def check_renewal(
-    issued: IssuedCertificate, key: certificates.PrivateKey, authority: bytes, now: datetime.datetime
+    issued: "IssuedCertificate", key: certificates.PrivateKey, authority: bytes, now: datetime.datetime
 ) -> None:
     """Refuse a renewal certificate that is over another key, or of another certificate, than the issued one.
 

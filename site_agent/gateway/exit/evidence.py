@@ -12,13 +12,16 @@ import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from site_agent.state.directory import now_text
 from wardround.errors import CannotWrite, NeedsPerson
 from wardround.local import durable
-from wardround.records.ledger.entries import UploadEntry
 from wardround.signing import canonical
 from wardround.signing.dsse import Envelope
+
+if TYPE_CHECKING:
+    from wardround.records.ledger.entries import UploadEntry
 
 FOLDER = "evidence"
 TEXTS = ("at", "why", "upload_id", "study", "round", "payload_base64")  # of a file, that ``read`` gives
@@ -54,7 +57,7 @@ class Evidence:
         self._folder = ledger / FOLDER
         self.uploads = {kept.upload_id for kept in read(ledger)}
 
-    def keep(self, upload: UploadEntry, envelope: Envelope, why: str) -> HostileReceipt:
+    def keep(self, upload: "UploadEntry", envelope: Envelope, why: str) -> HostileReceipt:
         """Keep what came as the receipt of ``upload``. Returns the error that says so.
 
         Raises:
@@ -74,7 +77,7 @@ class Evidence:
             code="DECLINED_POLICY",
         )
 
-    def _write(self, path: Path, upload: UploadEntry, envelope: Envelope, why: str) -> bool:
+    def _write(self, path: Path, upload: "UploadEntry", envelope: Envelope, why: str) -> bool:
         """Keep one more, or count it where this upload has its share. Whether it is kept."""
         try:
             durable.make_folder(self._folder)
@@ -125,7 +128,7 @@ def _left_out(folder: Path, upload_id: str) -> int:
         return 0
 
 
-def _document(upload: UploadEntry, envelope: Envelope, why: str, most: int) -> bytes:
+def _document(upload: "UploadEntry", envelope: Envelope, why: str, most: int) -> bytes:
     """The file's text, with at most so many bytes of what was signed."""
     document = {
         "at": now_text(), "why": why, "upload_id": upload.upload_id, "study": upload.study,

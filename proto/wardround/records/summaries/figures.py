@@ -5,7 +5,7 @@ count of 1 from none, nor find it as the difference of two others.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, ValidationError
 
@@ -13,7 +13,9 @@ from wardround.errors import BadData
 from wardround.records.schema import Strict
 from wardround.records.study import SITE_NAME
 from wardround.records.summaries.request import MOST_CATEGORIES, MOST_COLUMNS, SummaryColumn, SummaryRequest
-from wardround.v1 import summaries_pb2 as pb
+
+if TYPE_CHECKING:
+    from wardround.v1 import summaries_pb2 as pb
 
 LEAST_COUNT, LARGEST_COUNT = 5, 1000  # what a site may write for `min_count`
 MOST_DIGITS = 4
@@ -116,14 +118,16 @@ class SiteFigures(Strict):
     def _is_told(self, count: int) -> bool:
         return count % self.min_count == 0
 
-    def to_message(self) -> pb.SiteSummary:
+    def to_message(self) -> "pb.SiteSummary":
+        from wardround.v1 import summaries_pb2 as pb  # a trainer and its listener send none
+
         return pb.SiteSummary(
             request=self.request, digest=bytes.fromhex(self.digest), min_count=self.min_count, digits=self.digits,
             rows=self.rows, columns=[pb.ColumnSummary(**column.model_dump()) for column in self.columns],
         )  # fmt: skip
 
     @classmethod
-    def from_message(cls, message: pb.SiteSummary) -> Self:
+    def from_message(cls, message: "pb.SiteSummary") -> Self:
         """Raises BadData: MESSAGE_MALFORMED, a field is too long, too large or not of its form."""
         if len(message.columns) > MOST_COLUMNS:
             raise _malformed()
@@ -142,7 +146,7 @@ def decimal(value: float, digits: int) -> str:
     return "0" if float(text) == 0 else text
 
 
-def _column_from(message: pb.ColumnSummary) -> ColumnFigures:
+def _column_from(message: "pb.ColumnSummary") -> ColumnFigures:
     return ColumnFigures(
         absent=message.absent, values=message.values, missing=message.missing, unfit=message.unfit, mean=message.mean,
         std=message.std, low=message.low, high=message.high, categories=tuple(message.categories), other=message.other,
