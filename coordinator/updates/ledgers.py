@@ -9,20 +9,24 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
 from coordinator.storage.database import Store, changed
+from coordinator.storage.upserts import Upsert
 from coordinator.updates import admission
 from coordinator.updates.admission import Refusal
 from coordinator.updates.allowance import Allowance
 from wardround.errors import TryAgain
 from wardround.records.receipts import LedgerHead
 from wardround.records.update import LedgerStatement
+
+if TYPE_CHECKING:
+    from coordinator.storage.upserts import Insert
 
 MAX_PAGES_AN_HOUR = 200  # of one site: 200,000 lines
 
@@ -109,7 +113,7 @@ def _heads(session: Session, site: str, ledger_id: str, first: int, last: int) -
 def keep_head(session: Session, site: str, head: LedgerHead, *, in_receipt: bool) -> None:
     """Note a head; the older ones go, but for those that a receipt names."""
     values = {"of_site": site, "of_ledger": head.ledger_id, "after_lines": head.lines}
-    changed(session, _KEEP[session.get_bind().dialect.name], **values, the_head=head.head, named=in_receipt)
+    _KEEP.run(session, **values, the_head=head.head, named=in_receipt)
     changed(session, _FORGET_OLDER, **values)
 
 
@@ -126,9 +130,9 @@ def _between() -> sa.Select[int, str]:
     return sa.select(table.lines, table.head).where(*own, *between)
 
 
-def _keep(insert: Callable[[type[tables.LedgerHead]], sqlite.Insert | postgresql.Insert]) -> sa.Insert:
+def _keep(insert: "Insert") -> sa.Insert:
     table = tables.LedgerHead
-    new = insert(table).values(
+    new = insert.values(
         site=sa.bindparam("of_site"), ledger_id=sa.bindparam("of_ledger"), lines=sa.bindparam("after_lines"),
         head=sa.bindparam("the_head"), in_receipt=sa.bindparam("named"),
     )  # fmt: skip
@@ -154,5 +158,5 @@ def _take_ledger() -> sa.Update:
 
 _ENROLLED = sa.select(tables.Site.ledger_key, tables.Site.ledger_id).where(tables.Site.name == sa.bindparam("of_site"))
 _NEWEST, _BETWEEN = _newest(), _between()
-_KEEP = {"sqlite": _keep(sqlite.insert), "postgresql": _keep(postgresql.insert)}
+_KEEP = Upsert(tables.LedgerHead, _keep)
 _FORGET_OLDER, _TAKE_LEDGER = _forget_older(), _take_ledger()

@@ -4,30 +4,34 @@ In half the time that the session's own books take of the one thread that owns t
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from coordinator.storage import tables
 from coordinator.storage.database import changed
 from coordinator.storage.tables import Site, Upload
+from coordinator.storage.upserts import Upsert
 from wardround.records.receipts import ACCEPTED, REFUSED
 from wardround.records.update import UploadHeader
 from wardround.signing.dsse import Envelope
 
+if TYPE_CHECKING:
+    from coordinator.storage.upserts import Insert
 
-def _saving(insert: Callable[[type[Upload]], sqlite.Insert | postgresql.Insert]) -> sa.Insert:
-    new = insert(Upload).values({name: sa.bindparam(f"its_{name}") for name in _COLUMNS})
+
+def _saving(insert: "Insert") -> sa.Insert:
+    new = insert.values({name: sa.bindparam(f"its_{name}") for name in _COLUMNS})
     decided = {name: new.excluded[name] for name in ("received", "decision", "code", "tensor", "decided_s", "receipt")}
     return new.on_conflict_do_update(index_elements=(Upload.id,), set_=decided)
 
 
 _OF_SITE: sa.BindParameter[str] = sa.bindparam("of_site")
 _COLUMNS = tuple(column.name for column in tables.Upload.__table__.columns)
-_SAVE = {"sqlite": _saving(sqlite.insert), "postgresql": _saving(postgresql.insert)}
+_SAVE = Upsert(Upload, _saving)
 _RECEIPT = sa.select(Upload.receipt).where(Upload.id == sa.bindparam("this"))
 _UNDECIDED_BESIDE = (
     (Upload.site == _OF_SITE) & (Upload.decision == "")
@@ -64,7 +68,7 @@ _LINK = sa.update(Site).where(Site.name == _OF_SITE).values(last_receipt=sa.bind
 def save(session: Session, upload: Upload) -> None:
     """Write an upload down, or what was decided about it."""
     values = {f"its_{name}": getattr(upload, name) for name in _COLUMNS}
-    changed(session, _SAVE[session.get_bind().dialect.name], **values)
+    _SAVE.run(session, **values)
 
 
 def receipt(session: Session, upload_id: str) -> str | None:

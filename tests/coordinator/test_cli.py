@@ -534,10 +534,11 @@ def test_help_loads_no_grpc_no_database_and_no_numpy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_service_loads_no_torch_nothing_that_changes_a_schema_and_no_server_of_metrics() -> None:
+def test_the_service_loads_no_torch_nothing_that_changes_a_schema_no_server_of_metrics_and_no_other_database() -> None:
     look = (
         "import sys, coordinator.server\n"
-        "print({'torch', 'alembic', 'mako', 'pygments', 'jinja2', 'http.server'} & set(sys.modules))"
+        "print({'torch', 'alembic', 'mako', 'pygments', 'jinja2', 'http.server', 'sqlalchemy.dialects.postgresql'}"
+        " & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
