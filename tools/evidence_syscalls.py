@@ -17,8 +17,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from coordinator.requests import StopStudy
 from coordinator.study_answers import StudyStatus
 from tools import strace
 from tools.faults import NEEDS_PERSON, Disturbed, Plan, Stuck, Template, lab_digest
+from tools.world import descendants
 
 SIDES = {"coordinator": "coordinator", "gateway": "gateway:alpha", "trainer": "trainer:alpha"}
 MANY = ("coordinator.db", "coordinator.db-wal", "coordinator.db-shm")
@@ -110,13 +111,13 @@ class Campaign:
                 trace, f"{call.name}:{strace.FAULTS[fault]}:when={call.count}", (call.name,)
             )
             world.spawn(self._unit)
-            with strace.kill_at(trace, call.count) if fault == "SIGKILL" else nullcontext():
-                fired = self._wait(world, trace)
+            with strace.kill_at(trace, call.count) if fault == "SIGKILL" else nullcontext(set[int]()) as killed:
+                self._wait(world, lambda: killed | strace.failed(trace))
             code = world.stop(self._unit)
             world.prefixes.pop(self._unit, None)
             if code in NEEDS_PERSON:
                 raise Stuck(f"ended with {code}, and waits for a person: {world.tail(self._unit)}")
-            met = strace.hit(trace, self._state(world), fault) if fired else ""
+            met = strace.hit(trace, self._state(world), killed)
             self.tally.reached[fault] += bool(met)
             self.tally.missed[fault] += not met
             if met:
@@ -130,28 +131,41 @@ class Campaign:
         except (Stuck, TimeoutError) as stuck:
             self._failed(f"{call.name} {call.count} {fault} ({call.file}): {stuck}")
 
-    def _wait(self, world: Disturbed, trace: Path) -> bool:
-        """Wait until the fault was injected and its side has ended or gone on for a round; or three rounds passed."""
+    def _wait(self, world: Disturbed, met: Callable[[], set[int]]) -> None:
+        """Wait until the fault was injected and its side has ended or gone on for a round; or three rounds passed.
+
+        A child of the side that ended of it is enough: each child after it would meet the same fault at its own call.
+
+        Args:
+            met: the threads that met the fault.
+
+        Raises:
+            Stuck: nothing of all that came.
+        """
         began, first, fired_in = time.monotonic(), None, None
+        children: set[int] = set()
         while time.monotonic() - began < TRIAL_S:
             if self._unit not in world.units or world.units[self._unit].process.poll() is not None:
-                return strace.fired(trace)
+                return
+            with suppress(ProcessLookupError):
+                children |= set(descendants(world.pid(self._unit)))
+            if any(not Path(f"/proc/{child}").exists() for child in children & met()):
+                return
             status = world.look(self._study)
             if status is not None:
                 if status.state == "finished":
-                    return strace.fired(trace)
+                    return
                 if status.state in ("created", "paused"):
                     self.tally.paused += status.state == "paused"
                     world.start_study(self._study)
                 first = status.round if first is None else first
-                if fired_in is None and strace.fired(trace):
+                if fired_in is None and met():
                     fired_in = status.round
                 if status.round > (first + 2 if fired_in is None else fired_in):
-                    return fired_in is not None
+                    return
             time.sleep(0.05)
-        if strace.fired(trace):
-            return True
-        raise Stuck(f"nothing for {TRIAL_S} s: {world.units[self._unit].tail(6)}")
+        if not met():
+            raise Stuck(f"nothing for {TRIAL_S} s: {world.units[self._unit].tail(6)}")
 
     def _go_on(self, world: Disturbed) -> None:
         """With every side started plainly, two more rounds close and the ledgers verify."""

@@ -24,7 +24,7 @@ CALLS = (
     "copy_file_range", "openat",
 )  # fmt: skip
 LINE = re.compile(r"(\d+) +(\w+)\((.*)")
-FIRED = re.compile(r"\(INJECTED\)|\+\+\+ killed by SIGKILL")
+INJECTED = re.compile(r"^(\d+) .*\(INJECTED\)", re.MULTILINE)
 
 
 @dataclass(frozen=True, order=True)
@@ -97,40 +97,47 @@ def held(trace: Path, count: int) -> int | None:
 
 
 @contextmanager
-def kill_at(trace: Path, count: int) -> Iterator[None]:
-    """While the block lasts: SIGKILL to the first process that `strace` holds before its ``count``-th call."""
-    over = threading.Event()
+def kill_at(trace: Path, count: int) -> Iterator[set[int]]:
+    """While the block lasts: SIGKILL to the first process that `strace` holds before its ``count``-th call.
+
+    Gives a set, into which the thread goes that was at that call.
+    """
+    over, killed = threading.Event(), set[int]()
 
     def look() -> None:
         while not over.wait(0.02):
             if (thread := held(trace, count)) is not None:
                 with suppress(ProcessLookupError):
                     os.kill(thread, signal.SIGKILL)
+                    killed.add(thread)
                 return
 
     looking = threading.Thread(target=look, name="kill-at")
     looking.start()
     try:
-        yield
+        yield killed
     finally:
         over.set()
         looking.join()
 
 
-def fired(trace: Path) -> bool:
-    return trace.exists() and FIRED.search(trace.read_text(errors="replace")) is not None
+def failed(trace: Path) -> set[int]:
+    """The threads of which a call was made to fail."""
+    return {int(thread) for thread in INJECTED.findall(trace.read_text(errors="replace"))} if trace.exists() else set()
 
 
-def hit(trace: Path, state: Path, fault: str) -> str:
-    """What the injected call was done to; "" if it was nothing in ``state``."""
+def hit(trace: Path, state: Path, killed: set[int]) -> str:
+    """What the call was done to that failed first, or at which one of ``killed`` was; "" if nothing in ``state``."""
     lines = trace.read_text(errors="replace").splitlines()
-    if fault == "SIGKILL":  # every thread is said to be killed: what was under way then?
-        ended = next(index for index, line in enumerate(lines) if "+++ killed by SIGKILL" in line)
-        own = [line for line in lines[:ended] if line.endswith(("= ?", "<unfinished ...>"))]
+    if killed:
+        own = [line for line in lines if int(line.split()[0]) in killed]
+        if any("(DELAYED)" in line for line in own):
+            return ""  # the kill came late: the call was made
+        own = [line for line in own if LINE.match(line)][-1:]
     else:
         at = next((index for index, line in enumerate(lines) if "(INJECTED)" in line), None)
         if at is None:
-            return ""  # it was killed from elsewhere, before it came to that call
+            return ""
         own = [line for line in lines[: at + 1] if line.split()[0] == lines[at].split()[0]][-2:]
     inside = re.compile(rf'[<"]{re.escape(str(state))}/([^>"]*)[>"]')
     found = [match[1] for line in own if (match := inside.search(line))]

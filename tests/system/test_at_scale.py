@@ -70,11 +70,11 @@ def test_a_kill_meets_the_call_that_is_aimed_at_and_not_the_first_alone(tmp_path
     program = f"import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
     trace = tmp_path / "trace"
     words = strace.words(trace, f"fsync:{strace.FAULTS['SIGKILL']}:when=3", ("fsync",))
-    with strace.kill_at(trace, 3):
+    with strace.kill_at(trace, 3) as killed:
         done = subprocess.run(
             [*words, sys.executable, "-c", program], cwd=tmp_path, timeout=60, check=False, capture_output=True
         )
     text = trace.read_text()
     assert (done.returncode, done.stdout) == (0, b"-9\n")
     assert (text.count("fsync("), text.count(" = 0")) == (3, 2)
-    assert strace.hit(trace, tmp_path, "SIGKILL") == "file"
+    assert strace.hit(trace, tmp_path, killed) == "file"

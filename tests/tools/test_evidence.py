@@ -45,25 +45,27 @@ def test_the_calls_that_change_a_state_are_found_and_counted_for_each_thread(tmp
 
 
 @pytest.mark.parametrize(
-    ("fault", "text", "hit"),
+    ("killed", "text", "hit"),
     [
-        pytest.param("EIO", "7 fsync(6</s/ledger/1.jsonl>) = -1 EIO (INJECTED)\n", "ledger/#.jsonl", id="whole line"),
+        pytest.param(0, "7 fsync(6</s/ledger/1.jsonl>) = -1 EIO (INJECTED)\n", "ledger/#.jsonl", id="whole line"),
         pytest.param(
-            "EIO", "7 fsync(6</s/journal> <unfinished ...>\n8 write(2</s/x>) = 1\n7 <... fsync resumed>) = -1 EIO "
+            0, "7 fsync(6</s/journal> <unfinished ...>\n8 write(2</s/x>) = 1\n7 <... fsync resumed>) = -1 EIO "
             "(INJECTED)\n", "journal", id="a line in two",
         ),
-        pytest.param("EIO", "7 write(5<anon_inode:[eventfd]>, 8) = -1 EIO (INJECTED)\n", "", id="not the state"),
+        pytest.param(0, "7 write(5<anon_inode:[eventfd]>, 8) = -1 EIO (INJECTED)\n", "", id="not the state"),
         pytest.param(
-            "SIGKILL", "8 fsync(5</s/old>) = 0\n7 fsync(6</s/journal> <unfinished ...>\n8 +++ killed by SIGKILL +++\n",
-            "journal", id="killed",
+            7, "8 fsync(5</s/old>) = 0\n7 fsync(6</s/journal> <unfinished ...>\n8 fsync(5</s/new> <unfinished ...>\n"
+            "7 <... fsync resumed>) = ?\n7 +++ killed by SIGKILL +++\n", "journal", id="killed",
         ),
+        pytest.param(7, "7 fsync(6</s/a>) = 0 (DELAYED)\n7 +++ killed by SIGKILL +++\n", "", id="killed too late"),
+        pytest.param(0, "7 fsync(6</s/a>) = 0\n7 +++ killed by SIGKILL +++\n", "", id="killed by another"),
     ],
 )  # fmt: skip
-def test_what_was_injected_is_read_from_the_trace(tmp_path: Path, fault: str, text: str, hit: str) -> None:
+def test_what_was_met_is_read_from_the_trace(tmp_path: Path, killed: int, text: str, hit: str) -> None:
     trace = tmp_path / "trace"
     trace.write_text(text)
-    assert strace.fired(trace)
-    assert strace.hit(trace, Path("/s"), fault) == hit
+    assert strace.failed(trace) == ({7} if "INJECTED" in text else set())
+    assert strace.hit(trace, Path("/s"), {killed} if killed else set()) == hit
 
 
 def test_a_short_run_begins_with_one_call_of_each_kind() -> None:
