@@ -31,6 +31,7 @@ from tools.world import descendants
 SIDES = {"coordinator": "coordinator", "gateway": "gateway:alpha", "trainer": "trainer:alpha"}
 MANY = ("coordinator.db", "coordinator.db-wal", "coordinator.db-shm")
 TRIAL_S = 90
+MET_S = 15  # after the fault was met, until its side has ended or gone on
 CHECKED_EACH = 8  # trials
 
 
@@ -134,7 +135,8 @@ class Campaign:
     def _wait(self, world: Disturbed, met: Callable[[], set[int]]) -> None:
         """Wait until the fault was injected and its side has ended or gone on for a round; or three rounds passed.
 
-        A child of the side that ended of it is enough: each child after it would meet the same fault at its own call.
+        A child of the side that ended of it is enough: each child after it would meet the same fault at its own call,
+        as each thread does at its own; so it is not waited for long.
 
         Args:
             met: the threads that met the fault.
@@ -142,9 +144,9 @@ class Campaign:
         Raises:
             Stuck: nothing of all that came.
         """
-        began, first, fired_in = time.monotonic(), None, None
+        ends, first, fired_in = time.monotonic() + TRIAL_S, None, None
         children: set[int] = set()
-        while time.monotonic() - began < TRIAL_S:
+        while time.monotonic() < ends:
             if self._unit not in world.units or world.units[self._unit].process.poll() is not None:
                 return
             with suppress(ProcessLookupError):
@@ -160,7 +162,7 @@ class Campaign:
                     world.start_study(self._study)
                 first = status.round if first is None else first
                 if fired_in is None and met():
-                    fired_in = status.round
+                    fired_in, ends = status.round, time.monotonic() + MET_S
                 if status.round > (first + 2 if fired_in is None else fired_in):
                     return
             time.sleep(0.05)
