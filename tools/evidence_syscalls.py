@@ -273,9 +273,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=200, help="of a study; when it is over, another federation begins"
     )
-    parser.add_argument(
-        "--studies", type=int, default=12, help="of a federation; a first round can be had once in each"
-    )
+    parser.add_argument("--studies", type=int, default=6, help="of a federation; a first round can be had once in each")
     parser.add_argument("--minutes", type=float, default=1e6, help="for a side; begin no further start after this time")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the state of what failed here")
     chosen = parser.parse_args()
