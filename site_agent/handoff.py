@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -311,7 +311,8 @@ class Worker:
         self._closed.set()
         self.kill()
         self._output.join(OUTPUT_END_S)
-        self._stream.close()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._stream.close()  # it sends what is left of a request under which the worker died
         self._connection.close()
 
     def __enter__(self) -> "Worker":

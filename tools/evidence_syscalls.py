@@ -1,52 +1,38 @@
 """Each durable system call of a round made to fail, or to be the last: `python -m tools.evidence_syscalls`.
 
 Two sites train a long study. One side (the coordinator, a gateway or a trainer) is started under `strace` for a start
-and a round, and what it does to its state directory is listed: fsync, fdatasync, rename, link, the making of folders
-and files, every write and truncation. Then that side is started once for each of these calls and each fault: EIO,
-ENOSPC, and SIGKILL before the call. It is started again as a service manager would, and the study must go on. It must
-end in the model of the same study in the lab, no receipted update may be missing, and both verifiers must accept every
-ledger. Linux counts `when=` for each thread, so the call that was really hit is read from `strace`'s own record, and
-what no start hit is counted as not reached. Needs `strace` and the right to trace one's own processes.
+and the first round of a study, and again for a start and a later round, and what it does to its state directory is
+listed: fsync, fdatasync, rename, link, the making of folders and files, every write and truncation. Then that side is
+started once for each of these calls and each fault: EIO, ENOSPC, and SIGKILL before the call. (What a first round alone
+does is aimed at in another study's first round.) It is started again as a service manager would, and the study must go
+on. It must end in the model of the same study in the lab, no receipted update may be missing, and both verifiers must
+accept every ledger. Linux counts `when=` for each thread, so the call that was really hit is read from `strace`'s own
+record, and what no start hit is counted as not reached. Needs `strace` and the right to trace one's own processes.
 """
 
 import argparse
 import json
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from coordinator.requests import StopStudy
 from coordinator.study_answers import StudyStatus
+from tools import strace
 from tools.faults import NEEDS_PERSON, Disturbed, Plan, Stuck, Template, lab_digest
+from tools.world import descendants
 
 SIDES = {"coordinator": "coordinator", "gateway": "gateway:alpha", "trainer": "trainer:alpha"}
-FAULTS = {"EIO": "error=EIO", "ENOSPC": "error=ENOSPC", "SIGKILL": "signal=SIGKILL"}
-SYNCS = ("fsync", "fdatasync")
-CALLS = (
-    *SYNCS, "rename", "renameat", "renameat2", "link", "linkat", "mkdir", "write", "pwrite64", "ftruncate",
-    "copy_file_range", "openat",
-)  # fmt: skip
-LINE = re.compile(r"(\d+) +(\w+)\((.*)")
 MANY = ("coordinator.db", "coordinator.db-wal", "coordinator.db-shm")
-FIRED = re.compile(r"\(INJECTED\)|\+\+\+ killed by SIGKILL")
 TRIAL_S = 90
+MET_S = 15  # after the fault was met, until its side has ended or gone on
 CHECKED_EACH = 8  # trials
-
-
-@dataclass(frozen=True, order=True)
-class Call:
-    """The ``count``-th call of one kind in a thread of one side. ``file``: what it was done to, without its own ids."""
-
-    name: str
-    count: int
-    file: str
 
 
 @dataclass
@@ -63,42 +49,6 @@ class Tally:
     wrong: list[str] = field(default_factory=list)
 
 
-def available() -> bool:
-    """Whether `strace` is here and may inject into a process of ours."""
-    if shutil.which("strace") is None:
-        return False
-    line = ["strace", "-qq", "-o", "/dev/null", "-e", "inject=fsync:error=EIO", sys.executable, "-c"]
-    program = "import os, tempfile\nwith tempfile.TemporaryFile() as file: os.fsync(file)"
-    return subprocess.run([*line, program], capture_output=True, timeout=60, check=False).returncode == 1
-
-
-def durable_calls(trace: Path, state: Path) -> Iterator[Call]:
-    """What ``trace`` has of calls that change ``state``, in order."""
-    counts: Counter[tuple[str, str]] = Counter()
-    inside = re.compile(rf'[<"]{re.escape(str(state))}/([^>"]*)[>"]')
-    for line in trace.read_text(errors="replace").splitlines():
-        if (found := LINE.match(line)) is None:
-            continue
-        thread, name, rest = found.groups()
-        counts[thread, name] += 1
-        file = inside.search(rest)
-        if file is None or (name == "openat" and "O_CREAT" not in rest):
-            continue
-        yield Call(name, counts[thread, name], _plain(file[1]))
-
-
-def _plain(file: str) -> str:
-    file = re.sub(r"\.\d+\.\d+\.tmp$", ".tmp", file)
-    return re.sub(r"[0-9a-f]{12,}|\d+(?=[-./]|$)", "#", file)
-
-
-def strace(out: Path, inject: str = "", names: tuple[str, ...] = CALLS) -> tuple[str, ...]:
-    """What stands before the command line of a side. ``inject``: as `strace` has it."""
-    quick = () if "signal=" in inject else ("--seccomp-bpf",)  # with that, strace 6.1 sends no signal but at `when=1`
-    words = ("strace", "-f", "-y", "-qq", *quick, "-o", str(out), "-e", f"trace={','.join(names)}")
-    return (*words, "-e", f"inject={inject}") if inject else words
-
-
 class Campaign:
     """One side, a federation that goes on for as long as it can, and what is injected into it."""
 
@@ -108,7 +58,9 @@ class Campaign:
         self._side = side
         self._unit = SIDES[side]
         self._kept = kept
-        self._study = template.plan.study_names[0]
+        self._study = ""
+        self._begun: list[str] = []  # studies of the federation that runs
+        self._digests: dict[int, str] = {}  # of each round's model, in a study that was compared with the lab
         self._world: Disturbed | None = None
 
     def run(self, faults: Sequence[str], every: int, ends: float = float("inf"), most: int | None = None) -> Tally:
@@ -118,7 +70,10 @@ class Campaign:
             ends: when no further start begins, by the monotonic clock.
             most: how many calls; None: all.
         """
-        calls = sorted(set(self._reference()))
+        first = {replace(call, first=True) for call in self._reference(first=True)}
+        later = set(self._reference())
+        known = {(call.name, call.file) for call in later}
+        calls = sorted(later | {call for call in first if (call.name, call.file) not in known})
         self.tally.calls = len(calls)
         bulk = [call for call in calls if call.name == "pwrite64" and call.file in MANY]
         chosen = [call for call in calls if call not in set(bulk)] + bulk[::every]
@@ -131,68 +86,88 @@ class Campaign:
         self._close()
         return self.tally
 
-    def _reference(self) -> list[Call]:
-        """What the side does in its start and the next round."""
-        world = self._running()
+    def _reference(self, *, first: bool = False) -> list[strace.Call]:
+        """What the side does in its start and the next round; ``first``: which is the first of a study."""
+        world = self._running(first=first)
         trace = world.state / "reference.trace"
-        world.stop(self._unit)
-        world.prefixes[self._unit] = strace(trace)
+        if self._unit in world.units:
+            world.stop(self._unit)
+        world.prefixes[self._unit] = strace.words(trace)
         world.spawn(self._unit)
         self._two_rounds(world)
         world.stop(self._unit)
         world.prefixes.pop(self._unit)
-        return list(durable_calls(trace, self._state(world)))
+        return list(strace.durable_calls(trace, self._state(world)))
 
-    def _trial(self, call: Call, fault: str) -> None:
+    def _trial(self, call: strace.Call, fault: str) -> None:
         self.tally.trials += 1
-        world = self._running()
-        trace = world.state / "trial.trace"
-        trace.unlink(missing_ok=True)
+        began = time.monotonic()
         try:
+            world = self._running(first=call.first)
+            trace = world.state / "trial.trace"
+            trace.unlink(missing_ok=True)
             if self._unit in world.units:
                 world.stop(self._unit)
-            world.prefixes[self._unit] = strace(trace, f"{call.name}:{FAULTS[fault]}:when={call.count}", (call.name,))
+            world.prefixes[self._unit] = strace.words(
+                trace, f"{call.name}:{strace.FAULTS[fault]}:when={call.count}", (call.name,)
+            )
             world.spawn(self._unit)
-            fired = self._wait(world, trace)
+            with strace.kill_at(trace, call.count) if fault == "SIGKILL" else nullcontext(set[int]()) as killed:
+                self._wait(world, lambda: killed | strace.failed(trace))
             code = world.stop(self._unit)
             world.prefixes.pop(self._unit, None)
             if code in NEEDS_PERSON:
                 raise Stuck(f"ended with {code}, and waits for a person: {world.tail(self._unit)}")
-            hit = _hit(trace, self._state(world), fault) if fired else ""
-            self.tally.reached[fault] += bool(hit)
-            self.tally.missed[fault] += not hit
-            if hit:
-                self.tally.kinds.add((call.name, hit))
+            met = strace.hit(trace, self._state(world), killed)
+            self.tally.reached[fault] += bool(met)
+            self.tally.missed[fault] += not met
+            if met:
+                self.tally.kinds.add((call.name, met))
                 self.tally.exits[f"{fault} {code}"] += 1
-            text = f"{call.name} {call.count} {fault}: {hit or 'not reached'}, ended with {code}"
-            print(f"{self._side} {self.tally.trials}: {text}", file=sys.stderr, flush=True)
-            if self.tally.trials % CHECKED_EACH == 0:
+            text = f"{call.name} {call.count} {fault}: {met or f'not reached ({call.file})'}, ended with {code}"
+            took = f"{time.monotonic() - began:.0f} s"
+            print(f"{self._side} {self.tally.trials}: {text}, {took}", file=sys.stderr, flush=True)
+            if call.first or self.tally.trials % CHECKED_EACH == 0:
                 self._go_on(world)
         except (Stuck, TimeoutError) as stuck:
             self._failed(f"{call.name} {call.count} {fault} ({call.file}): {stuck}")
 
-    def _wait(self, world: Disturbed, trace: Path) -> bool:
-        """Wait until the fault was injected and its side has ended or gone on for a round; or three rounds passed."""
-        began, first, fired_in = time.monotonic(), None, None
-        while time.monotonic() - began < TRIAL_S:
+    def _wait(self, world: Disturbed, met: Callable[[], set[int]]) -> None:
+        """Wait until the fault was injected and its side has ended or gone on for a round; or three rounds passed.
+
+        A child of the side that ended of it is enough: each child after it would meet the same fault at its own call,
+        as each thread does at its own; so it is not waited for long.
+
+        Args:
+            met: the threads that met the fault.
+
+        Raises:
+            Stuck: nothing of all that came.
+        """
+        ends, first, fired_in = time.monotonic() + TRIAL_S, None, None
+        children: set[int] = set()
+        while time.monotonic() < ends:
             if self._unit not in world.units or world.units[self._unit].process.poll() is not None:
-                return _fired(trace)
+                return
+            with suppress(ProcessLookupError):
+                children |= set(descendants(world.pid(self._unit)))
+            if any(not Path(f"/proc/{child}").exists() for child in children & met()):
+                return
             status = world.look(self._study)
             if status is not None:
                 if status.state == "finished":
-                    return _fired(trace)
-                if status.state == "paused":
-                    self.tally.paused += 1
+                    return
+                if status.state in ("created", "paused"):
+                    self.tally.paused += status.state == "paused"
                     world.start_study(self._study)
                 first = status.round if first is None else first
-                if fired_in is None and _fired(trace):
-                    fired_in = status.round
+                if fired_in is None and met():
+                    fired_in, ends = status.round, time.monotonic() + MET_S
                 if status.round > (first + 2 if fired_in is None else fired_in):
-                    return fired_in is not None
+                    return
             time.sleep(0.05)
-        if _fired(trace):
-            return True
-        raise Stuck(f"nothing for {TRIAL_S} s: {world.units[self._unit].tail(6)}")
+        if not met():
+            raise Stuck(f"nothing for {TRIAL_S} s: {world.units[self._unit].tail(6)}")
 
     def _go_on(self, world: Disturbed) -> None:
         """With every side started plainly, two more rounds close and the ledgers verify."""
@@ -202,33 +177,55 @@ class Campaign:
         if wrong:
             raise Stuck("; ".join(wrong))
 
-    def _running(self) -> Disturbed:
-        """The federation of before, unless its study is over: then what came of it is judged and another begins."""
-        if self._world is not None:
-            status = self._world.look(self._study)
-            if status is None or status.round < self._template.plan.rounds - 8:
-                return self._world
-            self._judge()
-            self._close()
-        self._world = Disturbed(self._template.copy(), self._template.plan)
-        self._world.begin()
-        self._world.until(self._study, lambda status: status.round >= 1)
+    def _running(self, *, first: bool = False) -> Disturbed:
+        """The federation of before, and a study of it that goes on; ``first``: that has not begun.
+
+        Where it has no study left, what came of it is judged and another begins.
+        """
+        world = self._world
+        if world is not None:
+            if first and self._unit not in world.units:
+                world.spawn(self._unit)
+                world.until(self._study, lambda status: True)
+            status = world.look(self._study)
+            if not first and (status is None or status.round < self._template.plan.rounds - 8):
+                return world
+            if len(self._begun) < len(self._template.plan.study_names):
+                world.ask(StopStudy(study=self._study), StudyStatus)
+            else:
+                self._judge()
+                self._close()
+        if self._world is None:
+            self._world = Disturbed(self._template.copy(), self._template.plan)
+            self._world.begin()
+        self._study = self._template.plan.study_names[len(self._begun)]
+        self._begun.append(self._study)
+        if not first:
+            self._world.until(self._study, lambda status: status.round >= 1)
         return self._world
 
     def _judge(self) -> None:
         world = self._world
         if world is None:
             return
+        wrong = []
         try:
             if self._unit not in world.units:
                 world.spawn(self._unit)
             self._two_rounds(world)
             world.ask(StopStudy(study=self._study), StudyStatus)
-            last = max(row.round for row in world.report(self._study).rounds_closed)
-            digests = {last: lab_digest(self._template, last)}
-            wrong = [text for text in world.judge(self._study, digests) if not text.startswith("it is stopped")]
+            for study in self._begun:
+                last = max((row.round for row in world.report(study).rounds_closed), default=0)
+                if last > max(self._digests, default=0):
+                    digests = {last: lab_digest(self._template, last)}
+                    found = world.judge(study, {**self._digests, **digests})
+                    self._digests |= {row.round: str(row.model_digest) for row in world.report(study).rounds_closed}
+                    self._digests |= digests
+                else:
+                    found = world.judge(study, self._digests)
+                wrong += [f"{study}: {text}" for text in found if not text.startswith("it is stopped")]
         except (Stuck, TimeoutError) as stuck:
-            wrong = [str(stuck)]
+            wrong.append(str(stuck))
         self.tally.paused += world.seen.paused
         if wrong:
             self._failed("; ".join(wrong))
@@ -245,6 +242,7 @@ class Campaign:
             self._world.__exit__()
             shutil.rmtree(self._world.state)
             self._world = None
+            self._begun = []
 
     def _state(self, world: Disturbed) -> Path:
         return world.coordinator_state if self._side == "coordinator" else world.state / "alpha"
@@ -255,50 +253,35 @@ class Campaign:
         world.until(self._study, lambda status: status.round > before + 1, plainly=False)
 
 
-def _unlike_first(calls: list[Call]) -> list[Call]:
+def _unlike_first(calls: list[strace.Call]) -> list[strace.Call]:
     """Each once for a name and a count, one of each kind before the others, so that a short run sees all kinds."""
-    once = {(call.name, call.count): call for call in calls}.values()
+    once = {(call.first, call.name, call.count): call for call in calls}.values()
     first = {(call.name, call.file): call for call in sorted(once, reverse=True)}
-    others = [call for call in sorted(once, key=lambda call: (call.count, call.name)) if call not in first.values()]
-    return [*sorted(first.values(), key=lambda call: (call.count, call.name)), *others]
+    others = [call for call in sorted(once, key=_in_order) if call not in first.values()]
+    return [*sorted(first.values(), key=_in_order), *others]
 
 
-def _fired(trace: Path) -> bool:
-    return trace.exists() and FIRED.search(trace.read_text(errors="replace")) is not None
-
-
-def _hit(trace: Path, state: Path, fault: str) -> str:
-    """What the injected call was done to; "" if it was nothing in ``state``."""
-    lines = trace.read_text(errors="replace").splitlines()
-    if fault == "SIGKILL":  # every thread is said to be killed: what was under way then?
-        ended = next(index for index, line in enumerate(lines) if "+++ killed by SIGKILL" in line)
-        own = [line for line in lines[:ended] if line.endswith(("= ?", "<unfinished ...>"))]
-    else:
-        at = next((index for index, line in enumerate(lines) if "(INJECTED)" in line), None)
-        if at is None:
-            return ""  # it was killed from elsewhere, before it came to that call
-        own = [line for line in lines[: at + 1] if line.split()[0] == lines[at].split()[0]][-2:]
-    inside = re.compile(rf'[<"]{re.escape(str(state))}/([^>"]*)[>"]')
-    found = [match[1] for line in own if (match := inside.search(line))]
-    return _plain(found[-1]) if found else ""
+def _in_order(call: strace.Call) -> tuple[bool, int, str]:
+    return call.first, call.count, call.name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tools.evidence_syscalls", description=__doc__)
     parser.add_argument("--sides", nargs="+", choices=sorted(SIDES), default=sorted(SIDES))
-    parser.add_argument("--faults", nargs="+", choices=sorted(FAULTS), default=sorted(FAULTS))
+    parser.add_argument("--faults", nargs="+", choices=sorted(strace.FAULTS), default=sorted(strace.FAULTS))
     parser.add_argument("--every", type=int, default=8, help="of the database's many alike writes, each N-th")
     parser.add_argument(
         "--rounds", type=int, default=200, help="of a study; when it is over, another federation begins"
     )
+    parser.add_argument("--studies", type=int, default=6, help="of a federation; a first round can be had once in each")
     parser.add_argument("--minutes", type=float, default=1e6, help="for a side; begin no further start after this time")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the state of what failed here")
     chosen = parser.parse_args()
-    if not available():
+    if not strace.available():
         raise SystemExit("error: strace is not here, or may not trace\nhint: install it; containers need SYS_PTRACE")
     wrong = False
     with tempfile.TemporaryDirectory(prefix="wardround-syscalls-") as folder:
-        template = Template(Path(folder), Plan(sites=2, rounds=chosen.rounds))
+        template = Template(Path(folder), Plan(sites=2, rounds=chosen.rounds, studies=chosen.studies))
         for side in chosen.sides:
             ends = time.monotonic() + 60 * chosen.minutes
             tally = Campaign(template, side, chosen.keep).run(chosen.faults, chosen.every, ends)

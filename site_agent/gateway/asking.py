@@ -1,6 +1,7 @@
 """One question to the trainer, asked again where its worker or its listener ended under it."""
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from wardround.records import trainer as records
 
 Answer = TypeVar("Answer", bound=records.Answer)
 TRAINER_TRIES = 8  # some 40 s of waiting in all: a listener is started again in less
+LOOK_S = 0.25  # between two looks whether a listener is there
 log = logging.getLogger(__name__)
 
 
@@ -50,5 +52,14 @@ def ask(
                 raise
             why = error.message
         log.warning("%s; the trainer is asked to %s again in %.1f s", why, request.command, wait_s)
-        interrupt.wait(wait_s)
+        _wait(trainer, wait_s, interrupt)
     raise AssertionError("backoff never ends")
+
+
+def _wait(trainer: Trainer, seconds: float, interrupt: Interrupt) -> None:
+    """Wait; where no listener is there, only until one is."""
+    until, absent = time.monotonic() + seconds, not trainer.available()
+    while (left := until - time.monotonic()) > 0:
+        interrupt.wait(min(left, LOOK_S))
+        if absent and trainer.available():
+            return

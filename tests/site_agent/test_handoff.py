@@ -36,6 +36,7 @@ from wardround.records.trainer import (
     Describe,
     Discard,
     Done,
+    GetDevice,
     GetStatus,
     Hello,
     Inspect,
@@ -286,6 +287,14 @@ def test_without_a_listener_a_one_shot_worker_answers(hospital: Hospital) -> Non
     assert (inspected.rows, inspected.test_rows) == (60, 20)
     with pytest.raises(Unavailable, match=r"no service listens at .*trainer\.sock"):
         Trainer(hospital.state).ask(GetStatus())
+
+
+def test_a_worker_that_died_while_it_was_told_is_closed_without_a_word(hospital: Hospital) -> None:
+    """What is left of the request cannot be sent any more, and that must not be the listener's end."""
+    with handoff.Worker(hospital.state, warm=False) as worker:
+        worker.kill()
+        with pytest.raises(handoff.Died):
+            worker.ask(GetDevice())
 
 
 def test_worker_that_does_not_start_is_told(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -436,6 +436,22 @@ def test_a_trainer_that_comes_back_is_waited_for(world: SiteWorld) -> None:
     world.coordinator.wait_receipts(1)
 
 
+def test_a_trainer_that_comes_back_is_asked_as_soon_as_it_is_there(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However long the wait would be: after some tries these are ten seconds."""
+    world.ready()
+    assert world.trainer is not None
+    monkeypatch.setattr("site_agent.gateway.asking.backoff", lambda *_: iter([60.0] * 8))
+    world.trainer.close()
+    world.coordinator.assign(STUDY, 1)
+    wait_until(lambda: "again in 60.0 s" in caplog.text, "the round wants its trainer", 20)
+    world.trainer = FakeTrainer(world.state.root)
+    with at_most(10):
+        world.coordinator.wait_receipts(1)
+    assert caplog.text.count("again in 60.0 s") == 1
+
+
 # a peer's trouble
 
 

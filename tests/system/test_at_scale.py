@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tools import evidence_disk, evidence_kills, evidence_syscalls, evidence_year
+from tools import evidence_disk, evidence_kills, evidence_syscalls, evidence_year, strace
 from tools.faults import Plan, Template, lab_digest
 
 pytestmark = [pytest.mark.system, pytest.mark.chaos]
 
 ROUNDS = 24
-needs_strace = pytest.mark.skipif(not evidence_syscalls.available(), reason="no strace, or no right to trace")
+needs_strace = pytest.mark.skipif(not strace.available(), reason="no strace, or no right to trace")
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,17 @@ def test_certificates_and_the_authority_go_on_over_weeks_on_a_clock_that_is_move
 
 @needs_strace
 def test_a_kill_meets_the_call_that_is_aimed_at_and_not_the_first_alone(tmp_path: Path) -> None:
-    """With `--seccomp-bpf` some releases of strace send a signal at the first call of its kind and at no other."""
-    program = "import os\nwith open('file', 'wb') as file:\n for _ in range(5): os.fsync(file.fileno())"
-    words = evidence_syscalls.strace(
-        tmp_path / "trace", f"fsync:{evidence_syscalls.FAULTS['SIGKILL']}:when=3", ("fsync",)
-    )
-    subprocess.run([*words, sys.executable, "-c", program], cwd=tmp_path, timeout=60, check=False)
-    assert (tmp_path / "trace").read_text().count("fsync(") == 3
+    """With `--seccomp-bpf` some releases of strace send a signal at the first call of its kind and at no other; so the
+    call is held, and the process is killed from here. What traces it goes on with the others."""
+    child = "import os\nwith open('file', 'wb') as file:\n for _ in range(5): os.fsync(file.fileno())"
+    program = f"import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', {child!r}]).returncode)"
+    trace = tmp_path / "trace"
+    words = strace.words(trace, f"fsync:{strace.FAULTS['SIGKILL']}:when=3", ("fsync",))
+    with strace.kill_at(trace, 3) as killed:
+        done = subprocess.run(
+            [*words, sys.executable, "-c", program], cwd=tmp_path, timeout=60, check=False, capture_output=True
+        )
+    text = trace.read_text()
+    assert (done.returncode, done.stdout) == (0, b"-9\n")
+    assert (text.count("fsync("), text.count(" = 0")) == (3, 2)
+    assert strace.hit(trace, tmp_path, killed) == "file"

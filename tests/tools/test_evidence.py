@@ -8,10 +8,19 @@ from typing import cast
 import pytest
 
 from coordinator.study_answers import AttemptReport
-from tools import demo, evidence_crowd, evidence_line, evidence_secure, evidence_soak, evidence_stops, evidence_syscalls
+from tools import (
+    demo,
+    evidence_crowd,
+    evidence_line,
+    evidence_secure,
+    evidence_soak,
+    evidence_stops,
+    evidence_syscalls,
+    strace,
+)
 from tools.bad_line import BadLine
-from tools.evidence_syscalls import Call
 from tools.faults import Plan, astray, size_of
+from tools.strace import Call
 
 TRACE = """\
 7 fsync(3</elsewhere/x>) = 0
@@ -27,7 +36,7 @@ TRACE = """\
 def test_the_calls_that_change_a_state_are_found_and_counted_for_each_thread(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_text(TRACE)
-    assert list(evidence_syscalls.durable_calls(trace, Path("/s"))) == [
+    assert list(strace.durable_calls(trace, Path("/s"))) == [
         Call("openat", 1, "journal/.t.json.tmp"),
         Call("fsync", 1, "blobs/#.safetensors"),
         Call("rename", 1, "journal/.t.json.tmp"),
@@ -36,25 +45,27 @@ def test_the_calls_that_change_a_state_are_found_and_counted_for_each_thread(tmp
 
 
 @pytest.mark.parametrize(
-    ("fault", "text", "hit"),
+    ("killed", "text", "hit"),
     [
-        pytest.param("EIO", "7 fsync(6</s/ledger/1.jsonl>) = -1 EIO (INJECTED)\n", "ledger/#.jsonl", id="whole line"),
+        pytest.param(0, "7 fsync(6</s/ledger/1.jsonl>) = -1 EIO (INJECTED)\n", "ledger/#.jsonl", id="whole line"),
         pytest.param(
-            "EIO", "7 fsync(6</s/journal> <unfinished ...>\n8 write(2</s/x>) = 1\n7 <... fsync resumed>) = -1 EIO "
+            0, "7 fsync(6</s/journal> <unfinished ...>\n8 write(2</s/x>) = 1\n7 <... fsync resumed>) = -1 EIO "
             "(INJECTED)\n", "journal", id="a line in two",
         ),
-        pytest.param("EIO", "7 write(5<anon_inode:[eventfd]>, 8) = -1 EIO (INJECTED)\n", "", id="not the state"),
+        pytest.param(0, "7 write(5<anon_inode:[eventfd]>, 8) = -1 EIO (INJECTED)\n", "", id="not the state"),
         pytest.param(
-            "SIGKILL", "8 fsync(5</s/old>) = 0\n7 fsync(6</s/journal> <unfinished ...>\n8 +++ killed by SIGKILL +++\n",
-            "journal", id="killed",
+            7, "8 fsync(5</s/old>) = 0\n7 fsync(6</s/journal> <unfinished ...>\n8 fsync(5</s/new> <unfinished ...>\n"
+            "7 <... fsync resumed>) = ?\n7 +++ killed by SIGKILL +++\n", "journal", id="killed",
         ),
+        pytest.param(7, "7 fsync(6</s/a>) = 0 (DELAYED)\n7 +++ killed by SIGKILL +++\n", "", id="killed too late"),
+        pytest.param(0, "7 fsync(6</s/a>) = 0\n7 +++ killed by SIGKILL +++\n", "", id="killed by another"),
     ],
 )  # fmt: skip
-def test_what_was_injected_is_read_from_the_trace(tmp_path: Path, fault: str, text: str, hit: str) -> None:
+def test_what_was_met_is_read_from_the_trace(tmp_path: Path, killed: int, text: str, hit: str) -> None:
     trace = tmp_path / "trace"
     trace.write_text(text)
-    assert evidence_syscalls._fired(trace)
-    assert evidence_syscalls._hit(trace, Path("/s"), fault) == hit
+    assert strace.failed(trace) == ({7} if "INJECTED" in text else set())
+    assert strace.hit(trace, Path("/s"), {killed} if killed else set()) == hit
 
 
 def test_a_short_run_begins_with_one_call_of_each_kind() -> None:
@@ -62,6 +73,27 @@ def test_a_short_run_begins_with_one_call_of_each_kind() -> None:
     assert evidence_syscalls._unlike_first(calls) == [
         Call("fsync", 1, "a"), Call("rename", 2, "a"), Call("fsync", 3, "b"), Call("fsync", 2, "a"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "thread"),
+    [
+        pytest.param("7 fsync(3</s/a>) = 0\n7 fsync(3</s/b>", 7, id="the end of the record"),
+        pytest.param(
+            "7 fsync(3</s/a>) = 0\n7 fsync(3</s/b> <unfinished ...>\n8 fsync(4</s/c>) = 0\n", 7, id="another came after"
+        ),
+        pytest.param("7 fsync(3</s/a>) = 0\n7 fsync(3</s/b>) = 0 (DELAYED)\n", None, id="it has gone on"),
+        pytest.param(
+            "7 fsync(3</s/a>) = 0\n7 fsync(3</s/b> <unfinished ...>\n7 <... fsync resumed>) = 0\n", None, id="back"
+        ),
+        pytest.param("7 fsync(3</s/a>) = 0\n8 fsync(3</s/b>", None, id="the first of its thread"),
+    ],
+)
+def test_the_call_that_is_held_is_read_from_the_trace(tmp_path: Path, text: str, thread: int | None) -> None:
+    trace = tmp_path / "trace"
+    assert strace.held(trace, 2) is None
+    trace.write_text(text)
+    assert strace.held(trace, 2) == thread
 
 
 def noted(rounds: int, kib: float, descriptors: int, seconds: float) -> evidence_soak.Note:
