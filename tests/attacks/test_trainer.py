@@ -927,7 +927,7 @@ def test_resent_file_was_rewritten__after_the_policy_was(
 
 
 @pytest.mark.attack(promise="P1", refused_by="site_agent/trainer/vault/cards.py")
-@pytest.mark.parametrize("place", ["preprocessing.json", "model.safetensors"])
+@pytest.mark.parametrize("place", ["beside", "model"])
 def test_export_of_the_gateways_files(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of its own is the trainer's to write. In a checkpoint it puts a link to the site's keys, just after what
     was there was looked at: whoever may read both, as root may, exported them with the model, and gave them away."""
@@ -943,8 +943,8 @@ def test_export_of_the_gateways_files(tmp_path: Path, place: str, monkeypatch: p
 
     def too_late(model: TensorFile) -> Manifest:
         manifest = really(model)
-        (found.folder / place).unlink()
-        (found.folder / place).symlink_to(key)
+        getattr(found, place).unlink()
+        getattr(found, place).symlink_to(key)
         return manifest
 
     monkeypatch.setattr(TensorFile, "manifest", too_late)

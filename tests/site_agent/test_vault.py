@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -340,12 +340,68 @@ def test_model_whose_tensors_were_changed_is_refused(vault: Vault) -> None:
 def test_preprocessing_of_another_model_is_refused(vault: Vault, tmp_path: Path) -> None:
     keep_model(vault, 1)
     (found,) = vault.checkpoints()
-    (found.folder / "preprocessing.json").write_text("{}")
-    with pytest.raises(BadData, match=r"preprocessing\.json does not belong to the model beside it"):
+    found.beside.write_text("[]")
+    with pytest.raises(BadData, match=r"preprocessing-\w{12}\.json does not belong to the model beside it"):
         found.preprocessing()
     (vault.folder / "study.json").write_bytes(canonical.dumps(small_study().document()))
-    with pytest.raises(BadData, match=r"preprocessing\.json does not belong to the model beside it"):
+    with pytest.raises(BadData, match=r"preprocessing-\w{12}\.json does not belong to the model beside it"):
         models.export(tmp_path, "small", "latest", tmp_path.with_name(f"{tmp_path.name}-out"))
+
+
+@pytest.mark.parametrize("kind", ["latest", "best_local"])
+def test_a_checkpoint_has_its_own_preprocessing_wherever_its_keeping_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its threshold differs from round to round, and a model is of no use with another's."""
+
+    def cut(act: Callable[..., None], *, after: bool) -> Callable[..., None]:
+        def acts(*words: Any, **options: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not after:
+                raise InterruptedError
+            act(*words, **options)
+            if left == 0:
+                raise InterruptedError
+
+        return acts
+
+    cuts = 0
+    for after, number in itertools.product((False, True), range(1, 20)):
+        vault = Vault(tmp_path / f"{after}-{number}", "small", 1)
+        vault.open(DIGEST, {"study": "small"})
+        for round_number in (1, 2, 3):
+            keep_model(vault, round_number, kind, b'{"threshold": %d}' % round_number)
+        left = number
+        with monkeypatch.context() as patched, suppress(InterruptedError):
+            for name in ("write_file", "remove", "sync_folder"):
+                patched.setattr(durable, name, cut(getattr(durable, name), after=after))
+            keep_model(vault, 4, kind, b'{"threshold": 4}')
+        cuts += left <= 0
+        (found,) = vault.checkpoints()
+        assert found.preprocessing() == {"threshold": found.card.round}
+        assert found.card.round in (3, 4)
+    assert cuts > 6
+
+
+def test_of_preprocessing_only_the_models_and_the_one_before_it_are_kept(vault: Vault) -> None:
+    for number in range(1, 6):
+        keep_model(vault, number, "latest", b'{"threshold": %d}' % number)
+    (found,) = vault.checkpoints()
+    kept = {path.read_bytes() for path in found.folder.glob("preprocessing*")}
+    assert kept == {b'{"threshold": 4}', b'{"threshold": 5}'}
+    keep_model(vault, 6, "latest", b'{"threshold": 5}')
+    assert {path.read_bytes() for path in found.folder.glob("preprocessing*")} == {b'{"threshold": 5}'}
+
+
+def test_preprocessing_under_the_name_that_version_0_1_gave_it_is_read_and_then_goes(vault: Vault) -> None:
+    keep_model(vault, 1)
+    (found,) = vault.checkpoints()
+    found.beside.rename(found.folder / "preprocessing.json")
+    assert found.preprocessing() == {"mean": ["0.5"]}
+    for number in (2, 3):
+        keep_model(vault, number, "latest", b'{"threshold": %d}' % number)
+    assert not (found.folder / "preprocessing.json").exists()
 
 
 def test_export_copies_model_card_preprocessing_and_study_and_writes_a_page(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from site_agent.state.directory import SiteState, study_state
 from site_agent.trainer.data import sources as data_files
 from site_agent.trainer.requests import Requests
 from site_agent.trainer.vault import models
-from site_agent.trainer.vault.cards import Card
+from site_agent.trainer.vault.cards import Card, preprocessing_file
 from site_agent.trainer.vault.index import Index, Kept, Origin, Pending
 from site_agent.trainer.vault.states import Vault
 from tools import verify_ledger
@@ -509,9 +509,9 @@ def _vault(folder: Path) -> Door:
     pending = Pending(state=last, origin=origin, answer=answer, update_crc32="ef" * 4)
     index = Index(study_digest="ab" * 32, committed=(kept,), pending=pending)
     state, base = folder / "state", f"studies/{STUDY}/1"
-    names = (f"{base}/index.json", f"{base}/checkpoints/best_local/model.safetensors",
-             f"{base}/checkpoints/best_local/card.json",
-             f"{base}/checkpoints/best_local/preprocessing.json", f"{base}/study.json")  # fmt: skip
+    best = f"{base}/checkpoints/best_local"
+    beside = f"{best}/{preprocessing_file(card.preprocessing_sha256)}"
+    names = (f"{base}/index.json", f"{best}/model.safetensors", f"{best}/card.json", beside, f"{base}/study.json")
     study = canonical.dumps(study_document())
     whole = [index.to_bytes(), tensor_file(1, note={"card": text}), text.encode() + b"\n", preprocessing, study]
 

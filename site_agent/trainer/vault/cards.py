@@ -16,6 +16,7 @@ from wardround.signing import canonical
 from wardround.tensors.files import TensorFile
 
 MODEL_FILE, CARD_FILE, PREPROCESSING_FILE = "model.safetensors", "card.json", "preprocessing.json"
+PREPROCESSING_FILES = "preprocessing*.json"  # of a checkpoint's folder
 Rounds = dict[str, list[Count]]  # by site
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Card(Strict):
             its rows, and in which its update was beyond the study's limits; ``contributors`` is None until the study
             has ended.
         created: RFC 3339, UTC.
-        preprocessing_sha256: (hex) of the file beside the model.
+        preprocessing_sha256: (hex) of the file beside the model, whose name has its beginning.
     """
 
     study: str
@@ -84,6 +85,12 @@ class CheckpointFile:
     @property
     def model(self) -> Path:
         return self.folder / MODEL_FILE
+
+    @property
+    def beside(self) -> Path:
+        """The preprocessing that the model was written with: under a name that no other has, or as 0.1 named it."""
+        own, older = self.folder / preprocessing_file(self.card.preprocessing_sha256), self.folder / PREPROCESSING_FILE
+        return older if older.exists() and not own.exists() else own
 
     @classmethod
     def at(cls, folder: Path) -> "CheckpointFile":
@@ -150,13 +157,19 @@ class CheckpointFile:
         Raises:
             BadData: it is not the file that was written with the model.
         """
-        data = read(self.folder / PREPROCESSING_FILE)
+        path = self.beside
+        data = read(path)
         if hashlib.sha256(data).hexdigest() != self.card.preprocessing_sha256:
             raise BadData(
-                f"{self.folder / PREPROCESSING_FILE} does not belong to the model beside it",
+                f"{path} does not belong to the model beside it",
                 hint="restore the folder from a backup, or wait for the next round's checkpoint",
             )
         return data
+
+
+def preprocessing_file(sha256: str) -> str:
+    """The name of the preprocessing with this digest, in a checkpoint's folder."""
+    return f"preprocessing-{sha256[:12]}.json"
 
 
 def holds(path: Path, data: bytes) -> bool:

@@ -8,7 +8,8 @@
         checkpoints/best_local/
             model.safetensors                  with its card in the header, so that model and card change together
             card.json                          the same card, for people
-            preprocessing.json                 how rows are encoded; computed from patients
+            preprocessing-44136fa355b3.json    how rows are encoded; computed from patients, and named by its digest, so
+                                               that a model always has its own, and the one before it too
 
 A round is trained from the newest committed state before it, and first becomes *pending*. ``commit`` (its update was
 accepted) makes it current; ``discard`` drops it. The two newest committed states are kept, so that a round which the
@@ -23,17 +24,19 @@ A damaged state is refused by name and never passed over: whoever wants to go on
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
 from site_agent.trainer.vault.cards import (
     CARD_FILE,
     MODEL_FILE,
-    PREPROCESSING_FILE,
+    PREPROCESSING_FILES,
     Card,
     CheckpointFile,
     Rounds,
     holds,
+    preprocessing_file,
     read,
 )
 from site_agent.trainer.vault.index import STATE_FILE, Index, Kept, Origin, Pending
@@ -205,9 +208,15 @@ class Vault:
         """
         folder = self.folder / "checkpoints" / card.kind
         durable.make_folder(folder)
-        if not holds(folder / PREPROCESSING_FILE, preprocessing):
-            durable.write_file(folder / PREPROCESSING_FILE, preprocessing)
+        beside = folder / preprocessing_file(card.preprocessing_sha256)
+        earlier = [path for path in folder.glob(PREPROCESSING_FILES) if path != beside]
+        needed = {beside, *(_beside(folder) if earlier else ())}
+        if not holds(beside, preprocessing):
+            durable.write_file(beside, preprocessing)
         _write_model(folder, card, specs, payload, lasting=card.kind != LATEST)
+        for path in earlier:
+            if path not in needed:  # a loss of power may bring the model before this one back
+                durable.remove(path, lasting=False)
 
     def checkpoints(self) -> list[CheckpointFile]:
         """The checkpoints that are here. Raises BadData: one is damaged."""
@@ -261,6 +270,12 @@ def _write_model(
     durable.write_file(folder / CARD_FILE, text.encode() + b"\n", lasting="nothing")  # the one inside counts
     if lasting:
         durable.sync_folder(folder)
+
+
+def _beside(folder: Path) -> Iterator[Path]:
+    """The preprocessing of the model that is in a checkpoint's folder, where that has a card."""
+    with suppress(BadData):
+        yield CheckpointFile.at(folder).beside
 
 
 def _chained(first: bytes, rest: Iterable[Buffer]) -> Iterator[Buffer]:
