@@ -150,4 +150,5 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 
 on_both = pytest.mark.parametrize("place", ["file", "server"], indirect=True)
+on_file = pytest.mark.parametrize("place", ["file"], indirect=True)  # a test that copies the database with the folder
 on_server = pytest.mark.parametrize("place", ["server"], indirect=True)

@@ -13,11 +13,11 @@ import sqlalchemy as sa
 from coordinator import backups, restores
 from coordinator import state_directory as places
 from coordinator.answers import SnapshotMade
-from coordinator.state_directory import State, Storage
+from coordinator.state_directory import Config, State, Storage
 from coordinator.storage import tables
 from coordinator.storage.blobs import Blobs
 from coordinator.storage.schema import newest_schema
-from tests.coordinator.conftest import SITES, Place, on_both
+from tests.coordinator.conftest import SITES, Place, on_both, on_file
 from tests.coordinator.fake_site import FakeSite, delta
 from tests.coordinator.postgres import Postgres
 from tests.coordinator.test_damaged_files import UNREADABLE, damage, flip
@@ -42,6 +42,11 @@ def answer_all(sites: list[FakeSite]) -> None:
 def backup_of(place: Place, out: Path) -> backups.Contents:
     """What `coordinator backup` does beside the running service."""
     return backups.make(place.state, SnapshotMade.model_validate(place.ask("snapshot")), out)
+
+
+def restored_config(place: Place) -> Config:
+    """That of a coordinator, restored to a file wherever its database was."""
+    return place.state.config().model_copy(update={"storage": Storage()})
 
 
 def lost_and_restored(place: Place, backup: Path) -> list[str]:
@@ -116,7 +121,7 @@ def test_a_damaged_backup_is_named_and_nothing_is_made(place: Place, tmp_path: P
     new.root.mkdir()
     beside(new.root / backups.UNFINISHED).write_bytes(b"`coordinator rest")  # one that was killed at its first step
     backups.put_back(out, new)
-    assert new.config() == place.state.config()
+    assert new.config() == restored_config(place)
 
 
 def test_a_disk_that_cannot_be_read_is_named_and_not_the_one_that_is_written(
@@ -147,7 +152,7 @@ def test_a_disk_that_cannot_be_read_is_named_and_not_the_one_that_is_written(
     copy.unlink()
     copy.write_bytes(kept)
     backups.put_back(out, new)
-    assert new.config() == place.state.config()
+    assert new.config() == restored_config(place)
 
 
 def test_a_full_disk_leaves_neither_a_backup_nor_a_part_of_one(
@@ -187,7 +192,7 @@ def test_a_restore_that_was_cut_off_is_done_again_by_the_same_command(
     with pytest.raises(NeedsPerson, match="holds no coordinator"):
         new.config()
     backups.put_back(out, new)
-    assert new.config() == place.state.config()
+    assert new.config() == restored_config(place)
     assert not (new.root / ".restoring").exists()
 
 
@@ -291,6 +296,7 @@ def give_back(site: FakeSite) -> int:
     return chain.index(site.federation.Return(lost, timeout=20).last_receipt.hex()) - known
 
 
+@on_file
 def test_a_coordinator_that_was_put_back_from_an_old_copy_by_hand_is_recognized_and_its_study_pauses(
     place: Place, tmp_path: Path
 ) -> None:
@@ -322,6 +328,7 @@ def test_a_coordinator_that_was_put_back_from_an_old_copy_by_hand_is_recognized_
     place.until(lambda status: status["round"] == 2)
 
 
+@on_file
 def test_an_upload_whose_receipt_is_given_back_while_it_comes_again_gets_no_second_one(
     place: Place, tmp_path: Path
 ) -> None:
