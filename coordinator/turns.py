@@ -33,11 +33,11 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second
 def idle_seconds() -> float:
     """For how long this machine's processors have been idle since it started, all of them together.
 
-    Infinite where the system does not say so.
+    Infinite where the system does not say so; a sandbox may have zeros alone there.
     """
     try:
         with STAT.open("rb") as file:
-            return int(file.readline().split()[4]) / TICKS  # cpu, user, nice, system, idle
+            return int(file.readline().split()[4]) / TICKS or math.inf  # cpu, user, nice, system, idle
     except (OSError, IndexError, ValueError):
         return math.inf
 

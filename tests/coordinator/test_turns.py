@@ -136,7 +136,7 @@ def test_on_a_machine_without_time_left_too_one_that_stands_still_gives_its_plac
     busy.end()
 
 
-@pytest.mark.parametrize("text", [None, "", "cpu\n", "cpu a b c d e\n"])
+@pytest.mark.parametrize("text", [None, "", "cpu\n", "cpu a b c d e\n", "cpu  0 0 0 0 0 0\n"])
 def test_a_system_that_does_not_tell_its_idle_time_leaves_the_speed_alone_to_say_what_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
