@@ -25,7 +25,7 @@ SPARE = 0.25  # processors that were idle meanwhile, from which a transfer that 
 STANDING = 1024 * 1024  # bytes a second, under which it is, however busy the processors are,
 STANDING_S = 1.0  # after this time
 PATIENCE_S = 20.0  # after which a transfer goes without a turn
-LOOK_S = 0.05  # how often those who wait look at those who go
+LOOK_S = 0.05  # how often the first of those who wait looks at those who go
 STAT = Path("/proc/stat")
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
@@ -33,11 +33,11 @@ TICKS = os.sysconf("SC_CLK_TCK")  # a second
 def idle_seconds() -> float:
     """For how long this machine's processors have been idle since it started, all of them together.
 
-    Infinite where the system does not say so.
+    Infinite where the system does not say so; a sandbox may have zeros alone there.
     """
     try:
         with STAT.open("rb") as file:
-            return int(file.readline().split()[4]) / TICKS  # cpu, user, nice, system, idle
+            return int(file.readline().split()[4]) / TICKS or math.inf  # cpu, user, nice, system, idle
     except (OSError, IndexError, ValueError):
         return math.inf
 
@@ -101,12 +101,14 @@ class Turns:
         until = time.monotonic() + self._patience_s
         with self._changed:
             self._waiting.append(turn)
-            while (now := time.monotonic()) < until:
-                self._going = {going for going in self._going if not going.is_slow}
-                if self._waiting[0] is turn and len(self._going) < self._places:
-                    self._going.add(turn)
-                    break
-                self._changed.wait(min(LOOK_S, until - now))
+            while (left := until - time.monotonic()) > 0:
+                first = self._waiting[0] is turn
+                if first:  # it looks for all: what it reads, the processors that are short must make
+                    self._going = {going for going in self._going if not going.is_slow}
+                    if len(self._going) < self._places:
+                        self._going.add(turn)
+                        break
+                self._changed.wait(min(LOOK_S, left) if first else left)
             turn.begin()  # before any other looks at it
             self._waiting.remove(turn)
             self._changed.notify_all()

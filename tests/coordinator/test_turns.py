@@ -136,7 +136,7 @@ def test_on_a_machine_without_time_left_too_one_that_stands_still_gives_its_plac
     busy.end()
 
 
-@pytest.mark.parametrize("text", [None, "", "cpu\n", "cpu a b c d e\n"])
+@pytest.mark.parametrize("text", [None, "", "cpu\n", "cpu a b c d e\n", "cpu  0 0 0 0 0 0\n"])
 def test_a_system_that_does_not_tell_its_idle_time_leaves_the_speed_alone_to_say_what_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
@@ -154,6 +154,29 @@ def test_a_system_that_does_not_tell_its_idle_time_leaves_the_speed_alone_to_say
 def test_this_system_tells_the_idle_time_of_all_its_processors_together() -> None:
     since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert 0 < turns.idle_seconds() < (os.cpu_count() or 1) * since_boot + 1
+
+
+def test_however_many_wait_one_of_them_looks_at_those_who_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look reads what the system says of its processors, in a time in which these have nothing left."""
+    looks = 0
+
+    def idle() -> float:
+        nonlocal looks
+        looks += 1
+        return with_none_left()
+
+    monkeypatch.setattr(turns, "JUDGED_S", 0.0)
+    many = Transfers(Turns(places=2, patience_s=WAIT_S, idle=idle))
+    sites = [f"site-{number}" for number in range(30)]
+    begin_one_after_the_other(many, "a", "b", *sites, moved=LONG // 10)
+    time.sleep(0.5)  # 10 MiB in this time are less than a fast line's
+    assert waiting(many) == 30
+    before = looks
+    time.sleep(20 * turns.LOOK_S)
+    looked = looks - before
+    many.end()
+    assert looked <= 2 * 25  # two go
+    assert len(many.went) == 32
 
 
 def test_a_site_on_a_slow_line_waits_for_nobody_until_it_is_fast_again(

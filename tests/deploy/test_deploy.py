@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from coordinator import turns
 from coordinator.server import SPARE_WORKERS, WORKERS
 from tools import check_deploy
 from tools.check_deploy import DEPLOY, EXPOSURE
@@ -126,6 +127,12 @@ def test_the_coordinators_unit_allows_a_thread_for_each_call_that_there_may_be()
     most = int(unit("wardround-coordinator.service")["TasksMax"])
     assert most >= WORKERS + SPARE_WORKERS + 256  # gRPC's own, the database's, commands and metrics
     assert re.findall(r"pids_limit: (\d+)", (DEPLOY / "compose.yaml").read_text()) == [str(most)]
+
+
+def test_the_coordinators_unit_shows_it_what_its_processors_have_left() -> None:
+    """``ProcSubset=pid`` leaves no /proc/stat, without which a busy machine's transfers take no turns."""
+    assert turns.STAT.is_relative_to("/proc")
+    assert "ProcSubset" not in unit("wardround-coordinator.service")
 
 
 def test_both_users_of_a_site_meet_in_one_group_and_in_staging_only() -> None:
