@@ -242,18 +242,22 @@ def test_everybody_locked_out(served: Pages, monkeypatch: pytest.MonkeyPatch) ->
     assert Browser(served.app).log_in() == (303, "/")
 
 
+async def listening(app: Guard) -> tuple[asyncio.Server, uvicorn.server.ServerState]:
+    """Our HTTP at a free port of the loopback, and its requests under way."""
+    config = uvicorn.Config(app, http=prompt(), ws="none", lifespan="off", log_config=None)
+    config.load()
+    state = uvicorn.server.ServerState()
+    loop = asyncio.get_running_loop()
+    return await loop.create_server(lambda: config.http_protocol_class(config, state, {}), "127.0.0.1", 0), state
+
+
 @pytest.mark.attack(promise="P11", refused_by="proto/wardround/web/serving.py")
 def test_hung_requests(served: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many connections as are taken say nothing, or stop in the middle: nobody else came in, for as long as that."""
     monkeypatch.setattr("wardround.web.serving.HEAD_S", 0.05)
 
     async def hung(*said: bytes) -> bytes:
-        config = uvicorn.Config(served.app, http=prompt(), ws="none", lifespan="off", log_config=None)
-        config.load()
-        state = uvicorn.server.ServerState()
-        server = await asyncio.get_running_loop().create_server(
-            lambda: config.http_protocol_class(config, state, {}), "127.0.0.1", 0
-        )
+        server, _ = await listening(served.app)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         for piece in said:
             writer.write(piece)
@@ -405,6 +409,42 @@ def test_path_out_of_the_pages(served: Pages) -> None:
         assert answer.status_code in (303, 404), path
         assert "root:" not in answer.text
         assert "scrypt" not in answer.text
+
+
+@pytest.mark.attack(promise="P11", refused_by=APPLICATION)
+def test_pages_without_end(served: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who may only look keeps open as many pages as are told of changes: nobody else's page was."""
+    Uids(monkeypatch)
+    served.users.put("erin", PASSWORD, "look")
+    cookies = {}
+    for name in ("erin", "dana"):
+        browser = Browser(served.app)
+        assert browser.log_in(name) == (303, "/")
+        cookies[name] = "; ".join(f"{key}={value}" for key, value in browser.client.cookies.items())
+
+    async def watched() -> list[str]:
+        """The status of each page that is opened while all before it stay open; then of one, when those are closed."""
+        server, state = await listening(served.app)
+        writers: list[asyncio.StreamWriter] = []
+
+        async def status(name: str) -> str:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writers.append(writer)
+            said = ("GET /events HTTP/1.1", "Host: 127.0.0.1:8080", f"Cookie: {cookies[name]}", "", "")
+            writer.write("\r\n".join(said).encode())
+            return (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+
+        async with asyncio.timeout(30), server:
+            statuses = [await status(name) for name in ["erin"] * (application.MOST_OF_A_USER + 1) + ["dana"]]
+            for writer in writers:
+                writer.close()
+            while await status("erin") != "200":
+                await asyncio.sleep(0.05)
+            writers[-1].close()
+            await asyncio.gather(*state.tasks)
+        return statuses
+
+    assert asyncio.run(watched()) == [*["200"] * application.MOST_OF_A_USER, "503", "200"]
 
 
 @pytest.mark.attack(promise="P11", refused_by=GUARD)

@@ -5,6 +5,7 @@ to go on. Views run in threads. What they raise of ours becomes a page with the 
 """
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 BEAT_S = 15  # a browser that is told nothing for longer is told that we are there
 REST_S = 1  # at least, between two changes that a browser is told of
-MOST_LISTENERS = 64
+MOST_LISTENERS, MOST_OF_A_USER = 64, 16  # pages that are told of changes, at a time
 MOST_FIELDS = 100  # of a form
 STATUS: tuple[tuple[type[WardroundError], int], ...] = (
     (UsageProblem, 400), (NotPermitted, 403), (BadData, 404), (NeedsPerson, 409), (Unavailable, 503), (TryAgain, 503),
@@ -120,7 +121,7 @@ class Application:
         self.sessions = Sessions()
         self._attempts = Attempts()
         self._provided = ProvidedLogin(provider, self) if provider is not None else None
-        self._listeners = 0
+        self._listeners: Counter[str] = Counter()  # by user
         self.app = Starlette(
             routes=[
                 Route("/login", self._show_login, methods=["GET"]),
@@ -274,16 +275,18 @@ class Application:
     # What is live
 
     async def _events(self, request: Request) -> Response:
-        if self._session(request, used=False) is None:
+        found = self._session(request, used=False)
+        if found is None:
             return PlainTextResponse("log in first\n", 401)
-        if self._listeners >= MOST_LISTENERS:
+        name = found[1].name
+        if self._listeners.total() >= MOST_LISTENERS or self._listeners[name] >= MOST_OF_A_USER:
             return PlainTextResponse("too many pages are open\n", 503)
         unbuffered = {"X-Accel-Buffering": "no"}  # at a proxy before us
-        return StreamingResponse(self._told(request), media_type="text/event-stream", headers=unbuffered)
+        return StreamingResponse(self._told(request, name), media_type="text/event-stream", headers=unbuffered)
 
-    async def _told(self, request: Request) -> AsyncIterator[str]:
-        """A line for each version from the present one on; until the session or the server ends."""
-        self._listeners += 1
+    async def _told(self, request: Request, name: str) -> AsyncIterator[str]:
+        """A line to ``name`` for each version from the present one on; until the session or the server ends."""
+        self._listeners[name] += 1
         try:
             told = 0
             while not self._live.ended and await run_in_threadpool(self._is_in, request):
@@ -294,7 +297,7 @@ class Application:
                 elif not await self._live.beyond(told, BEAT_S):
                     yield ": here\n\n"
         finally:
-            self._listeners -= 1
+            self._listeners[name] -= 1
 
     async def _ready(self, request: Request) -> Response:
         is_ready = await run_in_threadpool(self._is_ready)
