@@ -24,6 +24,7 @@ JUDGED_S = 0.25  # after which that is looked at
 SPARE = 0.25  # processors that were idle meanwhile, from which a transfer that is not fast is the line's fault
 STANDING = 1024 * 1024  # bytes a second, under which it is, however busy the processors are,
 STANDING_S = 1.0  # after this time
+STILL_S = 5.0  # without a byte, after which it stands, however much went before
 PATIENCE_S = 20.0  # after which a transfer goes without a turn
 LOOK_S = 0.05  # how often the first of those who wait looks at those who go
 STAT = Path("/proc/stat")
@@ -53,15 +54,22 @@ class Turn:
     def begin(self) -> None:
         """It can move from now on."""
         self._began, self._idle_before = time.monotonic(), self._idle()
+        self._moved = self._began
 
     def moved(self, size: int) -> None:
         """So many bytes went."""
         self._bytes += size
+        self._moved = time.monotonic()
 
     @property
     def is_slow(self) -> bool:
-        """Whether it has gone for a while, and not fast, for another reason than this machine's processors."""
-        seconds = time.monotonic() - self._began
+        """Whether it stands still, or has gone for a while and not fast, for another reason than this machine's
+        processors.
+        """
+        now = time.monotonic()
+        seconds = now - self._began
+        if now - self._moved > STILL_S:
+            return True
         if seconds < JUDGED_S or self._bytes > FAST * seconds:
             return False
         stands = seconds > STANDING_S and self._bytes < STANDING * seconds

@@ -138,7 +138,8 @@ def hit(trace: Path, state: Path, killed: set[int]) -> str:
         at = next((index for index, line in enumerate(lines) if "(INJECTED)" in line), None)
         if at is None:
             return ""
-        own = [line for line in lines[: at + 1] if line.split()[0] == lines[at].split()[0]][-2:]
+        own = [line for line in lines[: at + 1] if line.split()[0] == lines[at].split()[0]]
+        own = own[-1:] if LINE.match(lines[at]) else own[-2:]  # "resumed" leaves out what the call was done to
     inside = re.compile(rf'[<"]{re.escape(str(state))}/([^>"]*)[>"]')
     found = [match[1] for line in own if (match := inside.search(line))]
     return _plain(found[-1]) if found else ""

@@ -136,6 +136,20 @@ def test_on_a_machine_without_time_left_too_one_that_stands_still_gives_its_plac
     busy.end()
 
 
+@pytest.mark.parametrize("idle", [with_time_left, with_none_left])
+def test_one_that_was_fast_and_stands_still_now_gives_its_place_up(
+    idle: Callable[[], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has gone of a large model would else hold the others back for minutes, long after its line broke."""
+    monkeypatch.setattr(turns, "STILL_S", 0.5)
+    transfers = Transfers(Turns(places=2, patience_s=WAIT_S, idle=idle))
+    begin_one_after_the_other(transfers, "stops", "as well", "a")
+    began = time.monotonic()
+    transfers.wait_going("stops", "as well", "a")
+    assert time.monotonic() - began < WAIT_S / 2
+    transfers.end()
+
+
 @pytest.mark.parametrize("text", [None, "", "cpu\n", "cpu a b c d e\n", "cpu  0 0 0 0 0 0\n"])
 def test_a_system_that_does_not_tell_its_idle_time_leaves_the_speed_alone_to_say_what_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None

@@ -1,7 +1,9 @@
 """The vault keeps the old or the new, whatever instant the process ends at."""
 
+import errno
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -392,6 +394,29 @@ def test_of_preprocessing_only_the_models_and_the_one_before_it_are_kept(vault: 
     assert kept == {b'{"threshold": 4}', b'{"threshold": 5}'}
     keep_model(vault, 6, "latest", b'{"threshold": 5}')
     assert {path.read_bytes() for path in found.folder.glob("preprocessing*")} == {b'{"threshold": 5}'}
+
+
+def test_a_card_beside_the_model_that_cannot_be_read_hinders_nothing(
+    vault: Vault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is for people, and not fsynced; the one inside the model counts."""
+    for number in (1, 2):
+        keep_model(vault, number, "best_local", b'{"threshold": %d}' % number)
+    (found,) = vault.checkpoints()
+    read_bytes = Path.read_bytes
+
+    def failing(path: Path) -> bytes:
+        if path.name == "card.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read_bytes(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", failing)
+        assert vault.checkpoints() == [found]
+        keep_model(vault, 3, "best_local", b'{"threshold": 3}')
+    (kept,) = vault.checkpoints()
+    assert (kept.card.round, kept.preprocessing()) == (3, {"threshold": 3})
+    assert json.loads((kept.folder / "card.json").read_text())["round"] == 3
 
 
 def test_preprocessing_under_the_name_that_version_0_1_gave_it_is_read_and_then_goes(vault: Vault) -> None:

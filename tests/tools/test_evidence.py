@@ -54,6 +54,9 @@ def test_the_calls_that_change_a_state_are_found_and_counted_for_each_thread(tmp
         ),
         pytest.param(0, "7 write(5<anon_inode:[eventfd]>, 8) = -1 EIO (INJECTED)\n", "", id="not the state"),
         pytest.param(
+            0, "7 fsync(6</s/a>) = 0\n7 fsync(5</elsewhere/b>) = -1 EIO (INJECTED)\n", "", id="the state just before",
+        ),
+        pytest.param(
             7, "8 fsync(5</s/old>) = 0\n7 fsync(6</s/journal> <unfinished ...>\n8 fsync(5</s/new> <unfinished ...>\n"
             "7 <... fsync resumed>) = ?\n7 +++ killed by SIGKILL +++\n", "journal", id="killed",
         ),
