@@ -227,6 +227,28 @@ def test_who_has_waited_for_long_goes_without_a_turn() -> None:
     impatient.end()
 
 
+def test_one_whose_peer_is_gone_waits_no_longer(transfers: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "GONE_S", 0.1)
+    begin_one_after_the_other(transfers, "a", "b", "c")
+    here = threading.Event()
+    here.set()
+    gone = threading.Thread(target=partial(take, transfers._turns, here.is_set))
+    gone.start()
+    wait_until(lambda: waiting(transfers) == 2, "both wait", WAIT_S)
+    here.clear()
+    gone.join(WAIT_S / 2)
+    assert not gone.is_alive()
+    assert (transfers.going, waiting(transfers)) == ({"a", "b"}, 1)
+    transfers.end("a")
+    transfers.wait_going("b", "c")
+    transfers.end()
+
+
+def take(of: Turns, is_active: Callable[[], bool]) -> None:
+    with of.taken("d", LONG, is_active):
+        pass
+
+
 @pytest.mark.parametrize("places", [1, 2, 5])
 def test_never_more_than_its_places_go_at_once_and_all_come_through(places: int) -> None:
     of, lock = Turns(places=places, patience_s=WAIT_S), threading.Lock()
