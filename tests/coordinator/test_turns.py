@@ -218,6 +218,13 @@ def test_a_short_one_waits_for_nobody(transfers: Transfers) -> None:
     transfers.end()
 
 
+def test_a_short_one_asks_the_system_nothing() -> None:
+    """What it says of its processors takes it longer, the more of them it has; a small round is 128 short transfers."""
+    of = Turns(idle=lambda: pytest.fail("it was asked"))
+    with of.taken("a", SMALL - 1) as turn:
+        turn.moved(SMALL - 1)
+
+
 def test_who_has_waited_for_long_goes_without_a_turn() -> None:
     impatient = Transfers(Turns(places=1, patience_s=0.1))
     impatient.begin("a")
