@@ -217,7 +217,7 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
         with (
             traces.span("download", study.name, current.number if current else request.model.round, peer.site),
             TensorFile(path) as file,  # while it is open, its room on the disk is taken
-            self._turns.taken(peer.site, found.manifest.bytes - request.offset) as turn,
+            self._turns.taken(peer.site, found.manifest.bytes - request.offset, call.context.is_active) as turn,
         ):
             for offset, data in ViewFile(file, found.sources).chunks(request.offset):
                 self._status.check(peer)
@@ -251,7 +251,8 @@ class FederationServicer(federation_pb2_grpc.FederationServicer):
             return
         try:
             with traces.span("upload", header.study, header.round, peer.site):
-                with self._turns.taken(peer.site, header.manifest.bytes - opened.received) as turn:
+                missing = header.manifest.bytes - opened.received
+                with self._turns.taken(peer.site, missing, call.context.is_active) as turn:
                     yield pb.UploadReply(offset=opened.received)  # before it knows that, the site sends nothing
                     committed = yield from self._receive(peer, opened, call.further(messages), turn)
                 if committed is not None:

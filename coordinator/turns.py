@@ -27,6 +27,7 @@ STANDING_S = 1.0  # after this time
 STILL_S = 5.0  # without a byte, after which it stands, however much went before
 PATIENCE_S = 20.0  # after which a transfer goes without a turn
 LOOK_S = 0.05  # how often the first of those who wait looks at those who go
+GONE_S = 1.0  # how often each of the others looks whether its peer is still there
 STAT = Path("/proc/stat")
 TICKS = os.sysconf("SC_CLK_TCK")  # a second
 
@@ -91,32 +92,35 @@ class Turns:
         self._slow: set[str] = set()  # sites whose last long transfer was
 
     @contextmanager
-    def taken(self, site: str, size: int) -> Iterator[Turn]:
-        """Wait for a turn to move ``size`` bytes from or to ``site``, and give it up at the end of the block."""
-        turn = Turn(self._idle)
+    def taken(self, site: str, size: int, is_active: Callable[[], bool] = lambda: True) -> Iterator[Turn]:
+        """Wait for a turn to move ``size`` bytes from or to ``site``, and give it up at the end of the block.
+
+        Nobody waits any more whose transfer is not active: the block begins without a turn, and its first step fails.
+        """
         if size < SMALL:
-            yield turn
+            yield Turn(lambda: math.inf)  # nobody looks at it
             return
+        turn = Turn(self._idle)
         if site not in self._slow:
-            self._wait(turn)
+            self._wait(turn, is_active)
         try:
             yield turn
         finally:
             (self._slow.add if turn.is_slow else self._slow.discard)(site)
             self._leave(turn)
 
-    def _wait(self, turn: Turn) -> None:
+    def _wait(self, turn: Turn, is_active: Callable[[], bool]) -> None:
         until = time.monotonic() + self._patience_s
         with self._changed:
             self._waiting.append(turn)
-            while (left := until - time.monotonic()) > 0:
+            while (left := until - time.monotonic()) > 0 and is_active():
                 first = self._waiting[0] is turn
                 if first:  # it looks for all: what it reads, the processors that are short must make
                     self._going = {going for going in self._going if not going.is_slow}
                     if len(self._going) < self._places:
                         self._going.add(turn)
                         break
-                self._changed.wait(min(LOOK_S, left) if first else left)
+                self._changed.wait(min(left, LOOK_S if first else GONE_S))
             turn.begin()  # before any other looks at it
             self._waiting.remove(turn)
             self._changed.notify_all()

@@ -218,6 +218,13 @@ def test_a_short_one_waits_for_nobody(transfers: Transfers) -> None:
     transfers.end()
 
 
+def test_a_short_one_asks_the_system_nothing() -> None:
+    """What it says of its processors takes it longer, the more of them it has; a small round is 128 short transfers."""
+    of = Turns(idle=lambda: pytest.fail("it was asked"))
+    with of.taken("a", SMALL - 1) as turn:
+        turn.moved(SMALL - 1)
+
+
 def test_who_has_waited_for_long_goes_without_a_turn() -> None:
     impatient = Transfers(Turns(places=1, patience_s=0.1))
     impatient.begin("a")
@@ -225,6 +232,28 @@ def test_who_has_waited_for_long_goes_without_a_turn() -> None:
     impatient.begin("b")
     impatient.wait_going("a", "b")
     impatient.end()
+
+
+def test_one_whose_peer_is_gone_waits_no_longer(transfers: Transfers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "GONE_S", 0.1)
+    begin_one_after_the_other(transfers, "a", "b", "c")
+    here = threading.Event()
+    here.set()
+    gone = threading.Thread(target=partial(take, transfers._turns, here.is_set))
+    gone.start()
+    wait_until(lambda: waiting(transfers) == 2, "both wait", WAIT_S)
+    here.clear()
+    gone.join(WAIT_S / 2)
+    assert not gone.is_alive()
+    assert (transfers.going, waiting(transfers)) == ({"a", "b"}, 1)
+    transfers.end("a")
+    transfers.wait_going("b", "c")
+    transfers.end()
+
+
+def take(of: Turns, is_active: Callable[[], bool]) -> None:
+    with of.taken("d", LONG, is_active):
+        pass
 
 
 @pytest.mark.parametrize("places", [1, 2, 5])

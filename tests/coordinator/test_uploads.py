@@ -13,11 +13,13 @@ import grpc
 import numpy as np
 import pytest
 
+from coordinator import turns
 from coordinator.studies.history import uploads_of
 from coordinator.updates import decide, receive
 from tests.coordinator.conftest import Place, on_both, refused
 from tests.coordinator.fake_site import FakeSite, Update, delta
 from tests.coordinator.test_rounds import SPECS
+from tools.world import wait_until
 from wardround.records.messages import manifest_message
 from wardround.records.receipts import EMPTY_HEAD
 from wardround.tensors.manifests import TensorSpec
@@ -367,6 +369,37 @@ def test_a_full_disk_is_told_before_a_payload_is_taken(
     receipt = site.send(opening, update.payload)
     assert receipt
     assert receipt.decision == "accepted"
+
+
+def test_an_upload_whose_line_breaks_while_it_waits_for_its_turn_is_given_up_at_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it counts among its site's calls and uploads, and as one that is arriving."""
+    for name, value in (("SMALL", 1), ("JUDGED_S", 60), ("STILL_S", 60)):
+        monkeypatch.setattr(turns, name, value)
+    alpha, bravo, charlie = sites = place.begin()
+    openings = [site.opening(site.next_assignment(), delta(site.name, 1, SPECS)) for site in sites]
+    gate, under_way = threading.Event(), place.coordinator.uploads.receptions
+
+    def held(opening: Any) -> Iterator[Any]:
+        yield pb.UploadRequest(open=opening)
+        gate.wait(20)
+
+    going = [
+        alpha.federation.Upload(held(openings[0]), timeout=20),
+        bravo.federation.Upload(held(openings[1]), timeout=20),
+    ]
+    assert [next(iter(call)).offset for call in going] == [0, 0]
+    waiting = charlie.federation.Upload(held(openings[2]), timeout=20)
+    wait_until(lambda: len(under_way) == 3, "it waits", 20)
+    waiting.cancel()
+    wait_until(lambda: len(under_way) == 2, "it is given up", turns.PATIENCE_S / 2)
+    gate.set()
+    for call in going:
+        call.cancel()
+    again = charlie.send(openings[2], delta("charlie", 1, SPECS).payload)
+    assert again
+    assert again.decision == "accepted"
 
 
 def test_an_update_given_up_for_another_is_forgotten(place: Place) -> None:

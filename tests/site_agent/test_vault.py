@@ -419,6 +419,21 @@ def test_a_card_beside_the_model_that_cannot_be_read_hinders_nothing(
     assert json.loads((kept.folder / "card.json").read_text())["round"] == 3
 
 
+def test_what_a_killed_worker_had_half_written_goes_with_the_next_round(vault: Vault) -> None:
+    """As large as a model each, and a round that is called off ends its worker wherever that is."""
+    keep_model(vault, 1)
+    (found,) = vault.checkpoints()
+    halves = [found.folder / f".{found.model.name}.7.8.tmp", found.folder / f".{found.beside.name}.7.8.tmp"]
+    halves.append(vault.folder / ".state-00001-9f2c41d0aa07.safetensors.7.8.tmp")
+    others = vault.folder / ".state-00001-9f2c41d0aa07.safetensors.accepted.7.8.tmp"  # the listener's
+    for path in (*halves, others):
+        path.write_bytes(b"half")
+    keep_model(vault, 2)
+    keep(vault, 2)
+    assert [path for path in halves if path.exists()] == []
+    assert others.exists()
+
+
 def test_preprocessing_under_the_name_that_version_0_1_gave_it_is_read_and_then_goes(vault: Vault) -> None:
     keep_model(vault, 1)
     (found,) = vault.checkpoints()

@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tools.world import free_port
 from wardround.errors import BadData, NeedsPerson, NotPermitted, UsageProblem
 from wardround.local.logs import JsonLines, use_format
 from wardround.local.sockets import connect
+from wardround.web import metrics_server
 from wardround.web.live import Live
 from wardround.web.monitoring import Metric, Values, monitored
 from wardround.web.passwords import Users
@@ -289,6 +291,22 @@ def test_whoever_says_nothing_keeps_nobody_from_metrics() -> None:
         assert get(f"http://{at}/healthz") == (200, "ok\n")
         for connection in held:
             connection.close()
+
+
+def test_metrics_are_told_again_after_there_was_no_room_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a limit of tasks is met for a while; health is asked all the time, and each try had kept a place."""
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    at = f"127.0.0.1:{free_port()}"
+    with monitored(at, families, lambda: True):
+        with monkeypatch.context() as patched:
+            patched.setattr(ThreadingHTTPServer, "process_request", failing)
+            for _ in range(metrics_server.MOST):
+                with pytest.raises(OSError):  # noqa: PT011  # it is hung up on, in one way or another
+                    urllib.request.urlopen(f"http://{at}/healthz", timeout=5)
+        assert get(f"http://{at}/healthz") == (200, "ok\n")
 
 
 def monitored_once() -> None:
