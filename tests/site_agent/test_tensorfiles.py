@@ -33,3 +33,16 @@ def test_an_update_is_written_in_whole_blocks_of_its_file(tmp_path: Path, monkey
     assert data.endswith(tensors["a"].numpy().tobytes() + tensors["b"].numpy().tobytes())
     assert crc32 == f"{zlib.crc32(data):08x}"
     assert set(range(CHUNK, len(data), CHUNK)) <= set(ends)
+
+
+def test_what_a_killed_worker_had_half_written_of_an_update_goes_with_the_next_one(tmp_path: Path) -> None:
+    left = tmp_path / ".update-small-1-3.safetensors.7.8.tmp"
+    others = tmp_path / ".base-small-3.safetensors.7.8.tmp"  # the gateway's
+    for path in (left, others):
+        path.write_bytes(b"half")
+    stays = tmp_path / ".update-small-1-4.safetensors.7.8.tmp"  # it cannot be removed so
+    stays.mkdir()
+    tensors = {"w": torch.ones(2)}
+    write_update(tmp_path / "update-other-1-1.safetensors", {MODEL: tensors}, specs_of(tensors))
+    names = [others.name, stays.name, "update-other-1-1.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names

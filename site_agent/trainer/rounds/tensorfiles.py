@@ -5,6 +5,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from torch import Tensor
 from fl_algorithms.engine.partition import DTYPES
 from wardround.errors import BadData
 from wardround.local import durable
+from wardround.local.half_written import is_half_written
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import CHUNK, ITEM_BYTES, MODEL, Entry, Manifest, TensorSpec
 
@@ -74,9 +76,20 @@ def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: 
         for name, tensor in named.items()
     }
     require_specs(specs_of(tensors), specs, "what the method would send")
+    _sweep(path.parent)
     summed = _Crc32()
     durable.write_file(path, summed.passing(_file(tensors, specs)), mode=STAGED_MODE, lasting="nothing")
     return summed.text()
+
+
+def _sweep(staging: Path) -> None:
+    """Remove what a killed worker had half written of an update: one worker at a time writes them, and nobody else.
+    What cannot be removed, as it is another user's, hinders no round.
+    """
+    for path in staging.iterdir():
+        if is_half_written(path) and path.name.startswith(".update-"):
+            with suppress(OSError):
+                path.unlink()
 
 
 def crc32(path: Path) -> str:
