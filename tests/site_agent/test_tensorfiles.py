@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from site_agent.trainer.rounds.tensorfiles import specs_of, write_update
+from site_agent.trainer.rounds.tensorfiles import specs_of, update_name, write_update
 from wardround.local import durable
 from wardround.tensors.manifests import CHUNK, MODEL
 
@@ -46,3 +46,14 @@ def test_what_a_killed_worker_had_half_written_of_an_update_goes_with_the_next_o
     write_update(tmp_path / "update-other-1-1.safetensors", {MODEL: tensors}, specs_of(tensors))
     names = [others.name, stays.name, "update-other-1-1.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_an_update_whose_round_was_called_off_goes_with_the_studys_next_one(tmp_path: Path) -> None:
+    """The worker was ended after it had written it and before it could say so: nobody else knows that it is there."""
+    others = [update_name("small-1", 2, 3), update_name("other", 1, 3), f"base-{update_name('small', 1, 3)}"]
+    for name in (update_name("small", 1, 3), update_name("small", 2, 1), *others):
+        (tmp_path / name).write_bytes(b"whole")
+    tensors = {"w": torch.ones(2)}
+    written = update_name("small", 2, 4)
+    write_update(tmp_path / written, {MODEL: tensors}, specs_of(tensors))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, written])

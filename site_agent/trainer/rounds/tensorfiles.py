@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from wardround.tensors.manifests import CHUNK, ITEM_BYTES, MODEL, Entry, Manifes
 Data = bytes | memoryview
 Hashed = Mapping[tuple[int, int], str]  # (address, bytes) of a contiguous tensor that nobody changes -> its SHA-256
 NONE: Hashed = MappingProxyType({})
+UPDATE = re.compile(r"update-(?P<study>.+)-\d+-\d+\.safetensors")  # revision, round
 STAGED_MODE = 0o640  # the gateway's user reads it through the group
 
 
@@ -61,8 +63,13 @@ def _place(tensor: Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.nbytes
 
 
+def update_name(study: str, revision: int, number: int) -> str:
+    """The file in staging that holds a round's update."""
+    return f"update-{study}-{revision}-{number}.safetensors"
+
+
 def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: tuple[TensorSpec, ...]) -> str:
-    """Write the deltas in the order of ``specs``, and return the file's ``crc32``.
+    """Write the deltas in the order of ``specs``, in place of the study's earlier; return the file's ``crc32``.
 
     Not fsynced: the gateway takes a copy and measures that, and after a loss of power the sum tells whether it is still
     the update.
@@ -76,20 +83,24 @@ def write_update(path: Path, upload: Mapping[str, Mapping[str, Tensor]], specs: 
         for name, tensor in named.items()
     }
     require_specs(specs_of(tensors), specs, "what the method would send")
-    _sweep(path.parent)
+    _sweep(path)
     summed = _Crc32()
     durable.write_file(path, summed.passing(_file(tensors, specs)), mode=STAGED_MODE, lasting="nothing")
     return summed.text()
 
 
-def _sweep(staging: Path) -> None:
-    """Remove what a killed worker had half written of an update: one worker at a time writes them, and nobody else.
-    What cannot be removed, as it is another user's, hinders no round.
+def _sweep(path: Path) -> None:
+    """Remove what is left of other updates than ``path``: half written by a killed worker, or of another round of the
+    same study, which was called off before the gateway took it. One worker at a time writes them, and the gateway takes
+    a round's before it asks for the next. What cannot be removed, as it is another user's, hinders no round.
     """
-    for path in staging.iterdir():
-        if is_half_written(path) and path.name.startswith(".update-"):
+    own = UPDATE.fullmatch(path.name)
+    for other in path.parent.iterdir():
+        found = UPDATE.fullmatch(other.name)
+        is_earlier = other != path and own is not None and found is not None and own["study"] == found["study"]
+        if is_earlier or (is_half_written(other) and other.name.startswith(".update-")):
             with suppress(OSError):
-                path.unlink()
+                other.unlink()
 
 
 def crc32(path: Path) -> str:

@@ -37,6 +37,7 @@ from site_agent.trainer.rounds.tensorfiles import (
     read_download,
     require_specs,
     specs_of,
+    update_name,
     write_update,
 )
 from site_agent.trainer.vault.cards import Card
@@ -178,7 +179,7 @@ class Rounds:
             uploaded = study.partition.upload
             self._require_room(sum(spec.bytes for spec in uploaded))
             result = session.train(number, base.tensors, progress)
-            update = f"update-{study.name}-{vault.revision}-{number}.safetensors"
+            update = update_name(study.name, vault.revision, number)
             update_crc32 = write_update(staged(self._state, update), result.uplink, uploaded)
             result.uplink.clear()  # it is as large as the model, and lies in its file now
             answer = records.Trained(update=update, **dict(_reported(study, result)))
