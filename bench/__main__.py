@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import rounds, sites, starts, step_cost
+from bench import line, rounds, sites, starts, step_cost
 from bench.peers import flower
 from bench.table import plots, table
 
@@ -29,6 +29,7 @@ def main() -> None:
         "--starts", action="store_true", help="how long every command's help and a service's start take"
     )
     parser.add_argument("--secure", action="store_true", help="each round with secure aggregation too, in the same run")
+    parser.add_argument("--line", action="store_true", help="how full a line of 10 Mbit/s is, whose answers take 0.3 s")
     parser.add_argument("--peers", action="store_true", help="Flower beside it, in the same run")
     parser.add_argument("--full", action="store_true", help="everything that docs/performance.md has")
     parser.add_argument("--out", type=Path, help="folder for results.jsonl, and plots where matplotlib is installed")
@@ -66,6 +67,8 @@ def _measured(options: argparse.Namespace) -> Iterator[Measured]:
         yield sites.measure(count, options.rounds)
     for count in options.connected:
         yield sites.connected(count)
+    if options.line or options.full:
+        yield line.measure("resnet18")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from typing import Any, Literal, Self
 
 PIECE = 4096
 BUFFER = 16 * 1024  # of the kernel's on a line with a rate, so that what waits there does not count as delivered
+LATE_S = 0.1  # by which this program may be late on a busy machine, and make it good
 MAX_PIECES = 1024  # on their way in one direction of a connection
 CONNECT_S = 10
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing says so at once, and throws away what was not delivered
@@ -208,7 +209,7 @@ class BadLine:
             except OSError as error:
                 data = error
             if self.bytes_a_second is not None and isinstance(data, bytes):
-                free_at = max(free_at, self._loop.time()) + len(data) / self.bytes_a_second
+                free_at = max(free_at, self._loop.time() - LATE_S) + len(data) / self.bytes_a_second
                 await asyncio.sleep(max(0.0, free_at - self._loop.time()))
             await under_way.put((self._loop.time() + self.delay_s, data))
 

@@ -143,7 +143,6 @@ class Disturbed(World):
 
     Attributes:
         prefixes, environments: what is put before the command line of a unit, and into its environment.
-        listen: HOST:PORT where the coordinator listens, if something stands between it and its address.
         poll_s: how long `until` waits between two looks.
         seen: what was noticed.
     """
@@ -157,7 +156,6 @@ class Disturbed(World):
         self.seen = Seen()
         self.prefixes: dict[str, Sequence[str]] = {}
         self.environments: dict[str, dict[str, str]] = {}
-        self.listen = ""
         self.poll_s = 0.05
 
     def __exit__(self, *exception: object) -> None:
@@ -182,7 +180,7 @@ class Disturbed(World):
         only = () if part == "agent" else ("--only", part)
         words: tuple[str | Path, ...] = ("run", *only, "--state", self.state / site)
         if part == "coordinator":
-            words = ("serve", "--state", self.coordinator_state, *(("--listen", self.listen) if self.listen else ()))
+            words = self.serve_words()
         program = "coordinator" if part == "coordinator" else "site-agent"
         environment = {**self.environment, **self.environments.get(unit, {})}
         self.units[unit] = Service(log, program, *words, prefix=self.prefixes.get(unit, ()), environment=environment)

@@ -169,6 +169,7 @@ class World:
 
     Attributes:
         environment: what every program and command of it has beside this process's environment.
+        listen: HOST:PORT where the coordinator listens, if something stands between it and its address.
     """
 
     def __init__(self, state: Path, federation: str = "demo") -> None:
@@ -179,6 +180,7 @@ class World:
         self.logs = state / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.address = f"127.0.0.1:{free_port()}"
+        self.listen = ""
         self.coordinator: Service | None = None
         self.agents: dict[str, Service] = {}
 
@@ -197,10 +199,12 @@ class World:
 
     def serve(self) -> Service:
         log = self.logs / "coordinator.log"
-        line = ("coordinator", "serve", "--state", self.coordinator_state)
-        self.coordinator = Service(log, *line, environment=self.environment)
+        self.coordinator = Service(log, "coordinator", *self.serve_words(), environment=self.environment)
         self.coordinator.wait_line("ready")
         return self.coordinator
+
+    def serve_words(self) -> tuple[str | Path, ...]:
+        return "serve", "--state", self.coordinator_state, *(("--listen", self.listen) if self.listen else ())
 
     def ask_coordinator(self, *args: str | Path, ok: Sequence[int] = (0,)) -> str:
         return command("coordinator", *args, "--state", self.coordinator_state, ok=ok, environment=self.environment)

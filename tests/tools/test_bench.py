@@ -1,6 +1,8 @@
 """The bench's own judgement: what is beyond a count, and the table that people read."""
 
-from bench import counts
+import pytest
+
+from bench import counts, line
 from bench.table import table
 
 
@@ -23,3 +25,16 @@ def test_the_table_has_a_row_for_each_round_and_says_what_was_left_out() -> None
     text = table([round_, skipped])
     assert "| round, 152 | 4 | 0.1 | 12.0 | – | – | – | – | – |" in text
     assert "bench flower, payload 152, sites 4, skipped `pip install flwr` failed" in text
+
+
+def test_how_full_a_line_is_counts_from_the_first_byte_of_the_longest_transfer_to_its_last() -> None:
+    rate, samples, carried = 1000.0, list[tuple[float, int]](), 0
+    speeds = [(40, 1), (200, 900), (60, 2), (30, 1000), (40, 0)]  # samples, bytes a second: between transfers it pings
+    for count, speed in speeds:
+        for _ in range(count):
+            samples.append((len(samples) / 20, carried))
+            carried += speed // 20
+    seconds, moved = line.longest(samples, rate)
+    assert seconds == pytest.approx(10, abs=0.1)
+    assert moved / seconds == pytest.approx(900)
+    assert line.longest(samples[:20], rate) == (1.0, 0)
