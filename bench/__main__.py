@@ -1,7 +1,8 @@
 """`python -m bench`: the measurements that are asked for as JSON lines, and a table of them all.
 
-Without arguments: the cost of a local step, an idle agent, and rounds of 4 sites with 152 parameters and ResNet-18, as
-CI runs it. ``--full`` is what docs/performance.md has: more sites and sizes, encodings, simulated sites, plots.
+Without arguments: the cost of a local step, of a table and of images, an idle agent, and rounds of 4 sites with 152
+parameters and ResNet-18, as CI runs it. ``--full`` is what docs/performance.md has: more sites and sizes, encodings,
+simulated sites, plots.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def main() -> None:
 def _measured(options: argparse.Namespace) -> Iterator[Measured]:
     if options.starts or options.full:
         yield from starts.measure()
-    yield step_cost.measure()
+    yield from step_cost.measure()
     yield rounds.idle()
     for payload in options.payloads:
         large = payload in ("256 MiB", "1 GiB")
