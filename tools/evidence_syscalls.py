@@ -63,12 +63,15 @@ class Campaign:
         self._digests: dict[int, str] = {}  # of each round's model, in a study that was compared with the lab
         self._world: Disturbed | None = None
 
-    def run(self, faults: Sequence[str], every: int, ends: float = float("inf"), most: int | None = None) -> Tally:
+    def run(
+        self, faults: Sequence[str], every: int, ends: float = float("inf"), most: int | None = None, begin: int = 1
+    ) -> Tally:
         """Inject each of ``faults`` at each call; of the database's many alike writes at each ``every``-th.
 
         Args:
             ends: when no further start begins, by the monotonic clock.
             most: how many calls; None: all.
+            begin: with which call, counted from 1.
         """
         first = {replace(call, first=True) for call in self._reference(first=True)}
         later = set(self._reference())
@@ -77,7 +80,7 @@ class Campaign:
         self.tally.calls = len(calls)
         bulk = [call for call in calls if call.name == "pwrite64" and call.file in MANY]
         chosen = [call for call in calls if call not in set(bulk)] + bulk[::every]
-        for call in _unlike_first(chosen)[:most]:
+        for call in _unlike_first(chosen)[begin - 1 :][:most]:
             for fault in faults:
                 if time.monotonic() > ends:
                     break
@@ -274,6 +277,7 @@ def main() -> None:
         "--rounds", type=int, default=200, help="of a study; when it is over, another federation begins"
     )
     parser.add_argument("--studies", type=int, default=6, help="of a federation; a first round can be had once in each")
+    parser.add_argument("--begin", type=int, default=1, help="with this call, so that a campaign is run in pieces")
     parser.add_argument("--minutes", type=float, default=1e6, help="for a side; begin no further start after this time")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the state of what failed here")
     chosen = parser.parse_args()
@@ -284,7 +288,7 @@ def main() -> None:
         template = Template(Path(folder), Plan(sites=2, rounds=chosen.rounds, studies=chosen.studies))
         for side in chosen.sides:
             ends = time.monotonic() + 60 * chosen.minutes
-            tally = Campaign(template, side, chosen.keep).run(chosen.faults, chosen.every, ends)
+            tally = Campaign(template, side, chosen.keep).run(chosen.faults, chosen.every, ends, begin=chosen.begin)
             wrong |= bool(tally.wrong)
             print(json.dumps({
                 "evidence": "syscalls", "side": side, "calls": tally.calls, "starts": tally.trials,
