@@ -54,7 +54,7 @@ def available() -> bool:
 def durable_calls(trace: Path, state: Path) -> Iterator[Call]:
     """What ``trace`` has of calls that change ``state``, in order."""
     counts: Counter[tuple[str, str]] = Counter()
-    inside = re.compile(rf'[<"]{re.escape(str(state))}/([^>"]*)[>"]')
+    inside = _inside(state)
     for line in trace.read_text(errors="replace").splitlines():
         if (found := LINE.match(line)) is None:
             continue
@@ -64,6 +64,11 @@ def durable_calls(trace: Path, state: Path) -> Iterator[Call]:
         if file is None or (name == "openat" and "O_CREAT" not in rest):
             continue
         yield Call(name, counts[thread, name], _plain(file[1]))
+
+
+def _inside(state: Path) -> re.Pattern[str]:
+    """A file in ``state``, as a line of the record names it."""
+    return re.compile(rf'[<"]{re.escape(str(state))}/([^>"]*)[>"]')
 
 
 def _plain(file: str) -> str:
@@ -140,6 +145,6 @@ def hit(trace: Path, state: Path, killed: set[int]) -> str:
             return ""
         own = [line for line in lines[: at + 1] if line.split()[0] == lines[at].split()[0]]
         own = own[-1:] if LINE.match(lines[at]) else own[-2:]  # "resumed" leaves out what the call was done to
-    inside = re.compile(rf'[<"]{re.escape(str(state))}/([^>"]*)[>"]')
+    inside = _inside(state)
     found = [match[1] for line in own if (match := inside.search(line))]
     return _plain(found[-1]) if found else ""

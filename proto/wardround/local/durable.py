@@ -18,7 +18,7 @@ from typing import Literal
 
 from wardround.errors import CannotWrite, TryAgain
 from wardround.local.copying import copy
-from wardround.local.half_written import beside, is_half_written
+from wardround.local.half_written import ANY, Names, becomes, beside
 from wardround.local.writing import Buffer, Room, write_all, write_pieces
 
 Lasting = Literal["all", "content", "nothing"]
@@ -163,10 +163,10 @@ def remove(path: Path, *, lasting: bool = True) -> None:
         sync_folder(path.parent)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed process had half written in ``folder``. Only for whoever alone writes there."""
+def sweep(folder: Path, names: Names = ANY) -> None:
+    """Remove what a killed process had half written of these files in ``folder``. For whoever alone writes them."""
     for path in list(folder.iterdir()) if folder.is_dir() else []:
-        if is_half_written(path):
+        if names.fullmatch(becomes(path) or ""):
             remove(path)
 
 

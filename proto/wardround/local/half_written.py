@@ -5,7 +5,9 @@ import re
 import threading
 from pathlib import Path
 
-_TEMPORARY = re.compile(r"\..+\.\d+\.\d+\.tmp")  # of ``beside``
+Names = re.Pattern[str]
+ANY: Names = re.compile(".+")
+_TEMPORARY = re.compile(r"\.(.+)\.\d+\.\d+\.tmp")  # of ``beside``
 
 
 def beside(path: Path) -> Path:
@@ -15,4 +17,10 @@ def beside(path: Path) -> Path:
 
 def is_half_written(path: Path) -> bool:
     """Whether a file is only being written under this name, or was when its process was killed."""
-    return _TEMPORARY.fullmatch(path.name) is not None
+    return becomes(path) is not None
+
+
+def becomes(path: Path) -> str | None:
+    """The name that a half-written file would have had in the end; None: it is not half written."""
+    found = _TEMPORARY.fullmatch(path.name)
+    return found[1] if found is not None else None

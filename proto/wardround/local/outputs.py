@@ -18,7 +18,7 @@ from pathlib import Path
 
 from wardround.errors import CannotWrite, NotPermitted
 from wardround.local.durable import make_folder, remove, write_file, write_files
-from wardround.local.half_written import is_half_written
+from wardround.local.half_written import becomes, is_half_written
 from wardround.local.writing import Buffer
 from wardround.terminal import escaped
 
@@ -121,7 +121,7 @@ def fill(
     made, kept = not place.is_dir(), list(keep)
     make_folder(place)
     for path in list(place.iterdir()):
-        if is_half_written(path) and path.name.startswith(tuple(f".{name}." for name in files)):
+        if becomes(path) in files:
             remove(path)
     try:
         write_files(

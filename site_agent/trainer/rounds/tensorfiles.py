@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_algorithms.engine.partition import DTYPES
 from wardround.errors import BadData
 from wardround.local import durable
-from wardround.local.half_written import is_half_written
+from wardround.local.half_written import becomes
 from wardround.tensors.files import TensorFile, file_header
 from wardround.tensors.manifests import CHUNK, ITEM_BYTES, MODEL, Entry, Manifest, TensorSpec
 
@@ -96,9 +96,11 @@ def _sweep(path: Path) -> None:
     """
     own = UPDATE.fullmatch(path.name)
     for other in path.parent.iterdir():
-        found = UPDATE.fullmatch(other.name)
-        is_earlier = other != path and own is not None and found is not None and own["study"] == found["study"]
-        if is_earlier or (is_half_written(other) and other.name.startswith(".update-")):
+        half_written = becomes(other)
+        found = UPDATE.fullmatch(half_written or other.name)
+        if found is None or other == path:
+            continue
+        if half_written or (own is not None and own["study"] == found["study"]):
             with suppress(OSError):
                 other.unlink()
 

@@ -88,7 +88,7 @@ class CheckpointFile:
 
     @property
     def beside(self) -> Path:
-        """The preprocessing that the model was written with: under a name that no other has, or as 0.1 named it."""
+        """The preprocessing that the model was written with, under its own name or as all were named before."""
         own, older = self.folder / preprocessing_file(self.card.preprocessing_sha256), self.folder / PREPROCESSING_FILE
         return older if older.exists() and not own.exists() else own
 

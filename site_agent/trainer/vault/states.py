@@ -42,7 +42,6 @@ from site_agent.trainer.vault.cards import (
 from site_agent.trainer.vault.index import STATE_FILE, Index, Kept, Origin, Pending
 from wardround.errors import BadData, NeedsPerson, UsageProblem
 from wardround.local import durable
-from wardround.local.half_written import is_half_written
 from wardround.local.writing import Buffer
 from wardround.records.study import STUDY_NAME
 from wardround.records.trainer import CHECKPOINT_KINDS, TRAINING_FAILED, Validated
@@ -157,7 +156,7 @@ class Vault:
         sha256 = hasher.hexdigest()
         kept = Kept(round=round_number, file=f"state-{round_number:05d}-{sha256[:12]}.safetensors", sha256=sha256)
         durable.remove(self._accepted(kept), lasting=False)
-        self._sweep_states()
+        durable.sweep(self.folder, STATE_FILE)  # the listener writes the other files too
         pending = Pending(state=kept, origin=origin, answer=answer, update_crc32=update_crc32)
         self._write(self.index().model_copy(update={"pending": pending}), {self.folder / kept.file: pieces})
         return kept
@@ -242,14 +241,6 @@ class Vault:
         named = index.files
         for path in self.folder.iterdir():
             if STATE_FILE.fullmatch(path.name.removesuffix(ACCEPTED)) and path.name not in named:
-                durable.remove(path, lasting=False)
-
-    def _sweep_states(self) -> None:
-        """Remove what a killed worker had half written of a state. The index and the word that a round was accepted are
-        small, and the listener writes them too.
-        """
-        for path in self.folder.iterdir():
-            if is_half_written(path) and path.name.startswith(".state-") and ACCEPTED not in path.name:
                 durable.remove(path, lasting=False)
 
     def _accepted(self, kept: Kept) -> Path:
